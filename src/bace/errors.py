@@ -1,0 +1,37 @@
+"""Errors for the user: each names the thing, the value, and what to do about it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class BaceError(Exception):
+    """Something the user can put right; the command line prints it without a traceback."""
+
+
+class ConfigError(BaceError):
+    """A setting, name or flag that cannot be used."""
+
+
+class DataError(BaceError):
+    """A file, label or picture that cannot be used."""
+
+
+class StreamRefused(BaceError):
+    """A method asked for an example that the current task may not see."""
+
+
+class CheckpointError(BaceError):
+    """No usable checkpoint, or one could not be written."""
+
+
+class TrainingError(BaceError):
+    """Training cannot go on, for example because the loss is not finite."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """' Did you mean X?' for the valid name nearest to `name`, or a list of all of them."""
+    names = list(valid)
+    close = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
+    if close:
+        return f" Did you mean '{next(n for n in names if n.lower() == close[0])}'?"
+    return f" Valid: {', '.join(sorted(names))}." if names else ""
