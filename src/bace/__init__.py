@@ -1,0 +1,38 @@
+"""Class-incremental learning with pre-trained transformers: images, texts and named entities in one loop."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Batch", "Learner", "Method", "Stage", "Stream", "Task", "load", "run"]
+
+if TYPE_CHECKING:
+    from bace.learner import Learner
+    from bace.method import Method, Stage
+    from bace.runner import run
+    from bace.stream import Batch, Stream, Task
+
+_HOMES = {
+    "Batch": "bace.stream",
+    "Learner": "bace.learner",
+    "Method": "bace.method",
+    "Stage": "bace.method",
+    "Stream": "bace.stream",
+    "Task": "bace.stream",
+    "run": "bace.runner",
+}
+
+
+def load(folder: str) -> "Learner":
+    """The model of a finished run folder, ready to `predict`."""
+    from bace.learner import Learner
+
+    return Learner.from_run(folder)
+
+
+def __getattr__(name: str) -> Any:
+    """Torch is imported when it is first needed, so that `bace --help` answers at once."""
+    import importlib
+
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'bace' has no attribute '{name}'")

@@ -1,0 +1,29 @@
+"""The methods, by the names the paper gives them."""
+
+import importlib
+
+from bace.errors import ConfigError, nearest
+from bace.method import Method
+from bace.methods.bace import BaCE
+from bace.methods.er import ER
+from bace.methods.mtl import MTL
+from bace.methods.seq import SEQ
+
+METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE]
+
+
+def find_method(name: str) -> type[Method]:
+    """A method by its name ("BaCE", in any case; "derpp" for "DER++"), or a user's class by "package.Class"."""
+    known = {key: method for method in METHODS for key in (method.title.lower(), method.__name__.lower())}
+    if name.lower() in known:
+        return known[name.lower()]
+    if "." not in name:
+        raise ConfigError(f"there is no method '{name}'.{nearest(name, [m.title for m in METHODS])}")
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"method '{name}' cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"'{name}' is not a bace.Method: a method is a class derived from bace.Method")
+    return found

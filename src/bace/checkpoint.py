@@ -1,0 +1,121 @@
+"""Checkpoints: safetensors and JSON with checksums, written beside and renamed into place. No pickle, ever.
+
+A checkpoint is a folder `checkpoints/00000042/` with `state.safetensors`, `state.json` and `sha256.json`. It appears
+whole or not at all; older ones are deleted only when the new one is in place.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bace.errors import CheckpointError
+
+
+def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, keep: int) -> Path:
+    """Write the next checkpoint into `folder` and keep the newest `keep`."""
+    existing = _numbers(folder)
+    final = folder / f"{(existing[-1] if existing else 0) + 1:08d}"
+    beside = folder / f".{final.name}.unfinished"
+    try:
+        for leftover in folder.glob(".*.unfinished") if folder.exists() else ():
+            shutil.rmtree(leftover)
+        beside.mkdir(parents=True)
+        save_file(_unshared(tensors), beside / "state.safetensors")
+        (beside / "state.json").write_text(json.dumps(state))
+        sums = {name: _sha256(beside / name) for name in ("state.safetensors", "state.json")}
+        (beside / "sha256.json").write_text(json.dumps(sums))
+        for path in beside.iterdir():
+            _to_disk(path)
+        beside.rename(final)
+        _to_disk(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        last = f"the last good checkpoint is {existing[-1]:08d}" if existing else "there is no earlier checkpoint"
+        raise CheckpointError(
+            f"could not save a checkpoint in '{folder}': {error}. Nothing is lost: {last}. "
+            "Make room (or lower checkpoint.keep) and continue with --resume."
+        ) from error
+    for number in _numbers(folder)[:-keep]:
+        shutil.rmtree(folder / f"{number:08d}")
+    return final
+
+
+def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint that is whole; a damaged one is named in a warning and the one before is used.
+
+    None if there is no checkpoint at all; CheckpointError if there are only damaged ones."""
+    numbers = _numbers(folder)
+    for number in reversed(numbers):
+        path = folder / f"{number:08d}"
+        damage = _damage(path)
+        if damage is None:
+            return load_file(path / "state.safetensors"), json.loads((path / "state.json").read_text())
+        warnings.warn(f"checkpoint '{path}' is damaged ({damage}); using the one before it", stacklevel=2)
+    if numbers:
+        raise CheckpointError(f"every checkpoint in '{folder}' is damaged: start the run again in another folder")
+    return None
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.exists() else []
+
+
+def _damage(path: Path) -> str | None:
+    try:
+        sums = json.loads((path / "sha256.json").read_text())
+        for name in ("state.safetensors", "state.json"):
+            if _sha256(path / name) != sums[name]:
+                return f"{name} does not match its checksum"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def _digest(file: Any) -> str:  # Python 3.10 has no file_digest
+    total = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        total.update(chunk)
+    return total.hexdigest()
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Plain CPU tensors, no two of them in the same storage (safetensors refuses those)."""
+    seen: set[int] = set()
+    plain = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.untyped_storage().data_ptr() in seen or tensor.numel() != tensor.untyped_storage().nbytes() // max(
+            tensor.element_size(), 1
+        ):
+            tensor = tensor.clone()
+        seen.add(tensor.untyped_storage().data_ptr())
+        plain[name] = tensor
+    return plain
+
+
+def split_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A state dict as its tensors and the rest, which must be JSON."""
+    tensors = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
+    return tensors, {k: v for k, v in state.items() if k not in tensors}

@@ -1,0 +1,267 @@
+"""The command line: bace demo | run | compare | report | list | predict."""
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bace.errors import BaceError, ConfigError, nearest
+
+USAGE = """\
+bace - class-incremental learning with pre-trained transformers
+
+  bace demo [--out DIR]                 four methods on the embedded digits, 3 seeds: a table and a page
+  bace run --method M [settings]        one run; --out DIR keeps it, --resume DIR continues it
+  bace compare --method M M ... [--seeds N] [settings]
+                                        several methods and seeds, one table and page; continues where it stopped
+  bace report DIR... [--out FILE]       the table and page of finished runs
+  bace list methods|benchmarks|backbones [--json]
+  bace predict RUN FILES... [--json]    classes of pictures, or of the lines of text files
+
+Settings: --benchmark NAME --method NAME --backbone NAME --memory N --seed N, and all others by their full name
+(--method.alpha 2, --train.lr 0.01); --config FILE.yaml reads them from a file, --print_config shows them all,
+`bace run --method M --help` explains them.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "demo": demo,
+        "run": run_command,
+        "compare": compare,
+        "report": report,
+        "list": list_command,
+        "predict": predict,
+    }
+    warnings.showwarning = lambda message, *rest: print(f"bace: warning: {message}", file=sys.stderr)
+    try:
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(USAGE, end="")
+        elif words[0] == "--version":
+            from bace import __version__
+
+            print(__version__)
+        elif words[0] not in commands:
+            raise ConfigError(f"there is no command '{words[0]}'.{nearest(words[0], commands)}")
+        else:
+            commands[words[0]](words[1:])
+    except BaceError as error:
+        print(f"bace: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        print("bace: stopped; a run with --out is continued with --resume", file=sys.stderr)
+        return 130
+    return 0
+
+
+# -- commands
+
+
+def run_command(words: list[str]) -> None:
+    options, flags = split_options(words, {"--out": 1, "--resume": 1, "--config": 1, "--print_config": 0, "--help": 0})
+    from bace.settings import as_yaml, config_from, read_yaml
+
+    if "--help" in options:
+        return print_settings(flags)
+    from bace.progress import bar
+    from bace.runner import read_config, run
+
+    if "--resume" in options:
+        if flags or "--config" in options or "--out" in options:
+            raise ConfigError("--resume continues a run with its own settings: give it alone")
+        folder = Path(options["--resume"][0])
+        config = read_config(folder)
+    else:
+        config = config_from(read_yaml(options["--config"][0]) if "--config" in options else {}, flags)
+    if "--print_config" in options:
+        print(as_yaml(config), end="")
+        return
+    title = f"{config.method['name']} on {config.benchmark['name']}, seed {config.seed}"
+    with bar(title) as show:
+        if "--resume" in options:
+            result = run(resume=folder, show=show)
+        else:
+            result = run(config, out=options.get("--out", [None])[0], show=show)
+    numbers = {key: result.metrics[key] for key in ("A_last", "A_avg", "FGT", "FWT", "seconds")}
+    print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()))
+    if result.folder:
+        print(f"run folder: {result.folder}")
+
+
+def demo(words: list[str]) -> None:
+    options, flags = split_options(words, {"--out": 1})
+    refuse(flags, ["--out"])
+    out = options.get("--out", ["demo"])[0]
+    compare(["--benchmark", "digits", "--method", "SEQ", "ER", "BaCE", "MTL", "--seeds", "3", "--out", out])
+
+
+def compare(words: list[str]) -> None:
+    options, flags = split_options(words, {"--out": 1, "--config": 1, "--seeds": 1, "--seed": 1, "--method": -1})
+    from bace.settings import config_from, expand_shorthands, read_yaml
+
+    given = read_yaml(options["--config"][0]) if "--config" in options else {}
+    flags = expand_shorthands(flags)
+    seeds = int_option(options, "--seeds", 1)
+    first = int_option(options, "--seed", 0)
+    out = Path(options.get("--out", ["comparison"])[0])
+    asked = methods_asked(options.get("--method", ["all"]), config_from(given, flags).benchmark["name"])
+    configs = [  # every configuration is checked before the first run starts
+        (name, seed, config_from({**given, "method": {"name": name, **changes}, "seed": seed}, flags))
+        for seed in range(first, first + seeds)
+        for name, changes in asked
+    ]
+    folders = [run_or_continue(out, name, seed, config) for name, seed, config in configs]
+    show_report(folders, out / "report.html")
+
+
+def run_or_continue(out: Path, name: str, seed: int, config: Any) -> Path:
+    """One cell of a comparison: skipped if finished, resumed if begun; refused if it was begun with other settings."""
+    from bace.progress import bar
+    from bace.runner import read_config, run
+    from bace.settings import method_label
+
+    label = method_label(config.method)
+    folder = out / f"{re.sub(r'[^A-Za-z0-9.=+-]+', '-', label)}-seed{seed}"
+    begun = (folder / "run.json").exists()
+    if begun and read_config(folder) != config:
+        raise ConfigError(f"'{folder}' holds a run with other settings: choose another --out")
+    if not (folder / "metrics.json").exists():
+        with bar(f"{label}, seed {seed}") as show:
+            run(resume=folder, show=show) if begun else run(config, out=folder, show=show)
+    return folder
+
+
+def report(words: list[str]) -> None:
+    options, folders = split_options(words, {"--out": 1})
+    refuse([word for word in folders if word.startswith("--")], ["--out"])
+    if not folders:
+        raise ConfigError("bace report needs at least one run folder")
+    show_report([Path(folder) for folder in folders], Path(options.get("--out", ["report.html"])[0]))
+
+
+def show_report(folders: list[Path], page: Path) -> None:
+    from rich.console import Console
+
+    from bace.report import load_runs, print_table, summary, write_page
+
+    runs = load_runs(folders)
+    print_table(summary(runs), Console(width=None if sys.stdout.isatty() else 120))
+    print(f"page: {write_page(runs, page)}")
+
+
+def list_command(words: list[str]) -> None:
+    options, rest = split_options(words, {"--json": 0})
+    from bace.catalogue import KINDS
+
+    if len(rest) != 1 or rest[0] not in KINDS:
+        raise ConfigError(f"bace list takes one of {', '.join(KINDS)}." + (nearest(rest[0], KINDS) if rest else ""))
+    rows = KINDS[rest[0]]()
+    if "--json" in options:
+        print(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(", ".join(v) if isinstance(v, list) else str(v) for v in row.values()))
+    Console().print(table)
+
+
+def predict(words: list[str]) -> None:
+    options, rest = split_options(words, {"--json": 0})
+    refuse([word for word in rest if word.startswith("--")], ["--json"])
+    if len(rest) < 2:
+        raise ConfigError("bace predict needs a run folder and at least one file")
+    from bace.predicting import predict_files
+
+    rows = predict_files(Path(rest[0]), [Path(file) for file in rest[1:]])
+    for row in rows:
+        print(json.dumps(row) if "--json" in options else "\t".join(str(value) for value in row.values()))
+
+
+# -- words of the command line
+
+
+def split_options(words: list[str], known: dict[str, int]) -> tuple[dict[str, list[str]], list[str]]:
+    """The options of a command with their values (-1: as many as follow), and the other words."""
+    options: dict[str, list[str]] = {}
+    rest: list[str] = []
+    i = 0
+    while i < len(words):
+        name, equals, value = words[i].partition("=")
+        i += 1
+        if name not in known:
+            rest.append(words[i - 1])
+            continue
+        if equals:
+            options[name] = [value]
+            continue
+        end = i
+        while end < len(words) and not words[end].startswith("--") and (known[name] < 0 or end - i < known[name]):
+            end += 1
+        options[name] = words[i:end]
+        i = end
+        if known[name] and not options[name]:
+            raise ConfigError(f"{name} needs a value")
+    return options, rest
+
+
+def refuse(words: Sequence[str], valid: Sequence[str]) -> None:
+    if words:
+        raise ConfigError(f"there is no option '{words[0]}' here.{nearest(words[0], valid)}")
+
+
+def int_option(options: dict[str, list[str]], name: str, default: int) -> int:
+    value = options.get(name, [str(default)])[0]
+    if not value.isdigit():
+        raise ConfigError(f"{name} is '{value}': it must be a whole number")
+    return int(value)
+
+
+def methods_asked(words: list[str], benchmark: object) -> list[tuple[str, dict[str, Any]]]:
+    """`all`, or names with changes: BaCE "BaCE(W0=1, alpha=0)"."""
+    import yaml
+
+    from bace.data.benchmarks import find_benchmark
+    from bace.methods import METHODS
+
+    if words == ["all"]:
+        modality = find_benchmark(str(benchmark)).modality
+        return [(method.title, {}) for method in METHODS if modality in method.modalities]
+    asked = []
+    for word in words:
+        match = re.fullmatch(r"([^()]+?)\s*(?:\((.*)\))?", word)
+        if not match:
+            raise ConfigError(f"method '{word}' cannot be read: write BaCE or 'BaCE(W0=1, alpha=0)'")
+        changes = {}
+        for change in filter(None, re.split(r",\s*", match[2] or "")):
+            key, equals, value = change.partition("=")
+            if not equals:
+                raise ConfigError(f"'{change}' in method '{word}' is not of the form setting=value")
+            changes[key.strip()] = yaml.safe_load(value)
+        asked.append((match[1], changes))
+    return asked
+
+
+def print_settings(flags: list[str]) -> None:
+    """Every setting with its default and meaning."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bace.settings import config_from, explain
+
+    table = Table("setting", "default", "meaning", title="bace run")
+    for name, default, meaning in explain(config_from({}, flags)):
+        table.add_row(f"--{name}", default, meaning)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The settings of a run that are not a method's own. Field names are flags (`--train.lr`) and YAML keys."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class Training:
+    """How the network is trained.
+
+    Args:
+        epochs: passes over a task's training examples.
+        batch_size: examples per step. Methods that replay give `replay_ratio` of it to the memory once there is one.
+        replay_ratio: share of a batch drawn from memory; 0 replays nothing.
+        buffer_view: replayed examples are seen in a fresh random view at each draw, or in one view per epoch.
+        optimiser: "sgd" for pictures, "adamw" for texts and entities.
+        lr: learning rate of the encoder.
+        head_lr: learning rate of the head; default: `lr`.
+        momentum: of SGD.
+        weight_decay: on weights; never on biases, norms and the head's scale.
+        schedule: of the learning rate over a stage.
+        clip: largest gradient norm; default: no clipping.
+        reset_optimiser: a new optimiser for every stage of every task; otherwise its state is carried over.
+        early_stop: end a stage after this many epochs without a better validation loss; 0: never. Needs
+            benchmark.val_fraction.
+        eval_batch_size: examples per pass without gradient.
+        device: "auto" takes a GPU if there is one.
+        precision: of the passes. bfloat16 is probed first: some CPUs announce it and die of it.
+        threads: of the CPU; 0 leaves torch's choice. Recorded, and used again on resume.
+    """
+
+    epochs: int = 5
+    batch_size: int = 128
+    replay_ratio: float = 0.5
+    buffer_view: Literal["fresh", "epoch"] = "fresh"
+    optimiser: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 1e-3
+    head_lr: float | None = None
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    clip: float | None = None
+    reset_optimiser: bool = True
+    early_stop: int = 0
+    eval_batch_size: int = 256
+    device: str = "auto"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    threads: int = 0
+
+
+@dataclass
+class Head:
+    """The classifier, for methods that do not define their own.
+
+    Args:
+        kind: "cosine" (one learned scale for all classes) or "linear".
+        sigma_init: the cosine head's first scale.
+        sigma_learn: whether the scale is trained.
+        head_init: new rows at random, or imprinted from the mean features of their class.
+    """
+
+    kind: Literal["cosine", "linear"] = "cosine"
+    sigma_init: float = 10.0
+    sigma_learn: bool = True
+    head_init: Literal["random", "imprint"] = "random"
+
+
+@dataclass
+class Backbone:
+    """The pre-trained encoder.
+
+    Args:
+        name: a hub id, a folder in transformers' layout, a timm ViT weights file (.npz, .safetensors), or a name of
+            `bace list backbones`.
+        freeze: how many of the lowest blocks are frozen (with the embedding).
+        adapter: hidden size of Houlsby adapters; then only adapters, LayerNorms and head are trained. 0: none.
+        image_size: side of the pictures that the encoder is given; default: its own.
+    """
+
+    name: str = "digits-vit"
+    freeze: int = 0
+    adapter: int = 0
+    image_size: int | None = None
+
+
+@dataclass
+class MemoryBudget:
+    """How many old examples may be kept.
+
+    Args:
+        size: in all, shared equally by the classes (entity types) seen so far.
+        per_class: instead, a fixed number per class.
+        select: how the examples of a finished task are chosen; sentences always at random.
+        allow_missing_classes: accept a memory smaller than the number of classes.
+    """
+
+    size: int = 0
+    per_class: int = 0
+    select: Literal["herding", "random"] = "herding"
+    allow_missing_classes: bool = False
+
+
+@dataclass
+class Checkpoints:
+    """When the state of a run is saved.
+
+    Args:
+        every: optimiser steps between two checkpoints inside a task; 0: only at the end of each task.
+        keep: how many are kept; the oldest are deleted.
+    """
+
+    every: int = 0
+    keep: int = 2
+
+
+@dataclass
+class Measures:
+    """What is measured.
+
+    Args:
+        fgt_max: forgetting from the best of the earlier scores, or (never negative) of all scores.
+        fwt: measure forward transfer before each task (costs a pass over its training and test examples).
+        map_foreign_types_to_O: entities: ignore predicted types of other corpora (leaks the task; off).
+    """
+
+    fgt_max: Literal["earlier", "all"] = "earlier"
+    fwt: bool = True
+    map_foreign_types_to_O: bool = False  # noqa: N815 (the name is the field's)
+
+
+@dataclass
+class Config:
+    """Everything that makes a run: the same run again from this alone."""
+
+    benchmark: dict[str, object]  # {"name": ..., settings}
+    method: dict[str, object]  # {"name": ..., hyper-parameters}
+    backbone: Backbone = field(default_factory=Backbone)
+    head: Head = field(default_factory=Head)
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
+    train: Training = field(default_factory=Training)
+    measure: Measures = field(default_factory=Measures)
+    checkpoint: Checkpoints = field(default_factory=Checkpoints)
+    seed: int = 0

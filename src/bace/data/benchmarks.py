@@ -1,0 +1,317 @@
+"""Benchmarks: which data, cut into which tasks, with which settings by default."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bace.data.digits import load_digits
+from bace.data.entities import tokenize_sentences
+from bace.data.images import Images
+from bace.data.sources import Table, read
+from bace.data.texts import load_tokenizer, tokenize_texts
+from bace.errors import ConfigError, DataError, nearest
+from bace.models.encoders import Encoder, ImageEncoder, backbone_path
+from bace.randomness import generator
+from bace.stream import NO_IDS, Examples, Modality, Stream, Task
+
+
+@dataclass
+class Cut:
+    """How a benchmark's data are read and cut into tasks; settings of every benchmark.
+
+    Args:
+        path: where the data are: a folder or file (Parquet, image folders, CSV, JSONL, CoNLL), or a hub id. The
+            embedded benchmarks need none.
+        tasks: number of tasks, with the classes shared out equally; or the number of classes of each task.
+        class_order: the order in which the classes arrive: names, or `shuffled` (by `seed`); default: the source's.
+        seed: of a shuffled class order.
+        train_per_class: only the first so many training examples of each class, in file order.
+        test_per_class: the same for the test.
+        val_fraction: share of each class's training examples held out for validation.
+        augment: random crops (and flips) in training.
+        flip: mirror pictures at random; off for digits and letters.
+        max_length: longest text in tokens; longer texts are cut, longer sentences are windowed.
+        input_column: of a table, if not found by itself.
+        label_column: of a table, if not found by itself.
+    """
+
+    path: str | None = None
+    tasks: int | list[int] = 5
+    class_order: str | list[str] | None = None
+    seed: int = 0
+    train_per_class: int | None = None
+    test_per_class: int | None = None
+    val_fraction: float = 0.0
+    augment: bool = True
+    flip: bool = True
+    max_length: int = 128
+    input_column: str | None = None
+    label_column: str | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One task's data before it is numbered; labels of other classes than `classes` are not allowed in it, but for
+    entity tags, which become O."""
+
+    name: str
+    classes: list[str]
+    train: Table
+    test: Table
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A declaration: what `bace list benchmarks` shows, and the defaults that `bace run` starts from."""
+
+    name: str
+    modality: Modality
+    note: str
+    parts: Callable[[Cut], list[Part]]
+    defaults: dict[str, Any] = field(default_factory=dict)  # by setting: {"memory.size": 20, ...}
+
+
+def cut_by_class(train: Table, test: Table, cut: Cut) -> list[Part]:
+    """One labelled set as tasks of disjoint classes."""
+    names = order_classes(train.names, cut)
+    counts = share_out(len(names), cut.tasks)
+    groups = [names[sum(counts[:t]) : sum(counts[: t + 1])] for t in range(len(counts))]
+    return [Part(f"task {t + 1}", own, only(train, own), only(test, own)) for t, own in enumerate(groups)]
+
+
+def order_classes(names: list[str], cut: Cut) -> list[str]:
+    if cut.class_order is None:
+        return names
+    if cut.class_order == "shuffled":
+        order = torch.randperm(len(names), generator=generator(cut.seed, "class order"))
+        return [names[i] for i in order.tolist()]
+    wanted = [cut.class_order] if isinstance(cut.class_order, str) else [str(name) for name in cut.class_order]
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(f"benchmark.class_order names a class '{name}' that the data lack.{nearest(name, names)}")
+        if wanted.count(name) > 1:
+            raise ConfigError(f"benchmark.class_order names class '{name}' twice: a class belongs to one task")
+    return wanted
+
+
+def share_out(classes: int, tasks: int | list[int]) -> list[int]:
+    """Classes per task; what does not divide evenly goes to the first tasks."""
+    if isinstance(tasks, list):
+        if sum(tasks) > classes or min(tasks, default=0) < 1:
+            raise ConfigError(f"benchmark.tasks {tasks} needs {sum(tasks)} classes; the data have {classes}")
+        return tasks
+    if not 1 <= tasks <= classes:
+        raise ConfigError(f"benchmark.tasks is {tasks}; with {classes} classes it must lie between 1 and {classes}")
+    return [classes // tasks + (t < classes % tasks) for t in range(tasks)]
+
+
+def only(table: Table, classes: list[str]) -> Table:
+    """The examples of these classes; sentences that show at least one of these entity types."""
+    own = set(classes)
+    if table.modality == "token":
+        return table.take([i for i, tags in enumerate(table.labels) if any(tag[2:] in own for tag in tags)])
+    return table.take([i for i, label in enumerate(table.labels) if label in own])
+
+
+# -- from parts to a stream
+
+
+def make_stream(parts: list[Part], cut: Cut, encoder: Encoder, backbone: str, seed: int) -> Stream:
+    """Number the classes in order of arrival and the examples through all tasks; check everything on the way."""
+    modality = parts[0].train.modality
+    check_parts(parts)
+    tables = [table for part in parts for table in (part.train, part.test)]
+    data, pieces = make_examples(modality, tables, cut, encoder, backbone)
+    names = class_names(modality, [part.classes for part in parts])
+    number = {name: c for c, name in enumerate(names)}
+    tasks, targets, first, known = [], [], 0, 0
+    for t, part in enumerate(parts):
+        ids = []
+        for table, split in ((part.train, pieces[2 * t]), (part.test, pieces[2 * t + 1])):
+            targets.append(table_targets(table, part, number))
+            ids.append(torch.arange(first, first + split))
+            first += split
+        count = len(class_names(modality, [part.classes], first=t == 0))
+        train, valid = hold_out(ids[0], cut.val_fraction, generator(seed, "validation", t))
+        tasks.append(Task(t, part.name, range(known, known + count), train, valid, ids[1]))
+        known += count
+    rows = {"row_start": data.row_start, "positions": data.positions} if modality == "token" else {}  # type: ignore[attr-defined]
+    return Stream(data, torch.cat(targets), tasks, names, background=0 if modality == "token" else None, **rows)
+
+
+def make_examples(
+    modality: Modality, tables: Sequence[Table], cut: Cut, encoder: Encoder, backbone: str
+) -> tuple[Examples, list[int]]:
+    """All tables' examples as one, and how many each table has become."""
+    if (modality == "image") != (encoder.modality == "image"):
+        raise ConfigError(f"backbone '{backbone}' takes {encoder.modality}s, but the data are {modality}s")
+    if modality == "image":
+        assert isinstance(encoder, ImageEncoder)
+        shapes = {tuple(table.inputs.shape[1:]) for table in tables if len(table)}  # type: ignore[union-attr]
+        if len(shapes) > 1:
+            raise DataError(f"pictures of different shapes in one stream: {sorted(shapes)}; give them one size")
+        pixels = torch.cat([table.inputs for table in tables])  # type: ignore[misc]
+        stored = pixels.shape[-1]
+        images = Images(
+            pixels,
+            size=encoder.image_size,
+            mean=encoder.mean,
+            std=encoder.std,
+            augment=cut.augment,
+            flip=cut.flip,
+            window=round(0.875 * stored) if stored >= 128 else None,  # 224 of 256
+        )
+        return images, [len(table) for table in tables]
+    tokenizer = load_tokenizer(str(backbone_path(backbone)))
+    inputs: list[Any] = [example for table in tables for example in table.inputs]
+    if modality == "text":
+        return tokenize_texts(inputs, tokenizer, cut.max_length), [len(table) for table in tables]
+    entities, windows = tokenize_sentences(inputs, tokenizer, cut.max_length)
+    counts, first = [], 0
+    for table in tables:
+        counts.append(sum(len(window) for window in windows[first : first + len(table)]))
+        first += len(table)
+    return entities, counts
+
+
+def class_names(modality: Modality, classes: list[list[str]], first: bool = True) -> list[str]:
+    """Class names in order of arrival; for entities O, then B- and I- of each type."""
+    flat = [name for own in classes for name in own]
+    if modality != "token":
+        return flat
+    return (["O"] if first else []) + [f"{prefix}-{name}" for name in flat for prefix in "BI"]
+
+
+def table_targets(table: Table, part: Part, number: dict[str, int]) -> Tensor:  # (rows,)
+    if table.modality == "token":  # in a task only its own types are labelled, all else is O
+        own = set(part.classes)
+        tags = [tag if tag[2:] in own else "O" for sentence in table.labels for tag in sentence]
+        return torch.tensor([number[tag] for tag in tags], dtype=torch.int64)
+    return torch.tensor([number[str(label)] for label in table.labels], dtype=torch.int64)
+
+
+def hold_out(ids: Tensor, fraction: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Training and validation ids."""
+    held = round(fraction * len(ids))
+    if not held:
+        return ids, NO_IDS
+    shuffled = ids[torch.randperm(len(ids), generator=rng)]
+    return shuffled[held:].sort().values, shuffled[:held].sort().values
+
+
+def check_parts(parts: list[Part]) -> None:
+    """Every class in one task only and shown in training and test; every label one of its task's."""
+    owner: dict[str, str] = {}
+    for part in parts:
+        for name in part.classes:
+            if name in owner:
+                raise DataError(f"class '{name}' is declared in '{owner[name]}' and in '{part.name}': give it to one")
+            owner[name] = part.name
+        for split, table in (("training", part.train), ("test", part.test)):
+            if table.modality == "token":
+                shown = {tag[2:] for tags in table.labels for tag in tags if tag != "O"}
+            else:
+                shown = {str(label) for label in table.labels}
+                if foreign := sorted(shown - set(part.classes)):
+                    raise DataError(
+                        f"a {split} example of '{part.name}' has the label '{foreign[0]}', which is not a class of "
+                        f"the task ({', '.join(part.classes)})"
+                    )
+            if empty := [name for name in part.classes if name not in shown]:
+                raise DataError(f"class '{empty[0]}' of '{part.name}' has no {split} example: add some or drop it")
+
+
+# -- the declarations
+
+
+def _digits(cut: Cut) -> list[Part]:
+    train, test = load_digits()
+    return cut_by_class(_first(train, cut.train_per_class), _first(test, cut.test_per_class), cut)
+
+
+def _own_data(modality: Modality) -> Callable[[Cut], list[Part]]:
+    def parts(cut: Cut) -> list[Part]:
+        if not cut.path:
+            raise ConfigError("this benchmark reads your own data: say where it is with --benchmark.path")
+        train, test = (
+            read(
+                Path(cut.path) if Path(cut.path).exists() else cut.path,
+                split=split,
+                modality=modality,
+                input_column=cut.input_column,
+                label_column=cut.label_column,
+                limit_per_class=limit,
+            )
+            for split, limit in (("train", cut.train_per_class), ("test", cut.test_per_class))
+        )
+        return cut_by_class(train, test, cut)
+
+    return parts
+
+
+def _first(table: Table, limit: int | None) -> Table:
+    if limit is None:
+        return table
+    count: dict[str, int] = {}
+    keep = []
+    for index, label in enumerate(table.labels):
+        count[str(label)] = count.get(str(label), 0) + 1
+        if count[str(label)] <= limit:
+            keep.append(index)
+    return table.take(keep)
+
+
+_TEXT = {
+    "backbone.name": "bert-base-cased",
+    "train.optimiser": "adamw",
+    "train.lr": 3e-5,
+    "train.head_lr": 1e-3,
+    "train.batch_size": 16,
+    "train.epochs": 3,
+    "memory.size": 100,
+}
+
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark(
+            "digits",
+            "image",
+            "scikit-learn's 1,797 handwritten digits, 5 tasks of 2 classes; embedded",
+            _digits,
+            {
+                "benchmark.flip": False,
+                "benchmark.augment": False,
+                "backbone.name": "digits-vit",
+                "memory.size": 20,
+                "train.batch_size": 32,
+                "train.lr": 0.01,
+            },
+        ),
+        Benchmark(
+            "my-images",
+            "image",
+            "your own pictures: class folders, Parquet or a hub id (--benchmark.path)",
+            _own_data("image"),
+            {"backbone.name": "google/vit-base-patch16-224", "memory.size": 100},
+        ),
+        Benchmark("my-texts", "text", "your own texts: CSV, JSONL, Parquet or a hub id", _own_data("text"), _TEXT),
+        Benchmark(
+            "my-entities",
+            "token",
+            "your own tagged sentences: CoNLL, JSONL, Parquet or a hub id; entity types arrive in tasks",
+            _own_data("token"),
+            {**_TEXT, "train.epochs": 5, "benchmark.max_length": 256},
+        ),
+    )
+}
+
+
+def find_benchmark(name: str) -> Benchmark:
+    if name not in BENCHMARKS:
+        raise ConfigError(f"there is no benchmark '{name}'.{nearest(name, BENCHMARKS)}")
+    return BENCHMARKS[name]

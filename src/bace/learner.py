@@ -1,0 +1,271 @@
+"""Class-incremental learning on your own data: partial_fit, predict, save, load. Old data may be deleted in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bace import checkpoint
+from bace.config import Config
+from bace.data.benchmarks import Cut, Part, class_names, make_examples, table_targets
+from bace.data.entities import Entities
+from bace.data.images import Images
+from bace.data.sources import Table, as_inputs, from_arrays
+from bace.data.texts import Texts
+from bace.errors import CheckpointError, ConfigError, DataError
+from bace.method import Method
+from bace.models.encoders import load_encoder
+from bace.runner import attach, make_method, prepare_torch, read_run
+from bace.settings import config_from, flatten
+from bace.stream import NO_IDS, Examples, Modality, Stream, Task
+from bace.trainer import At, Trainer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+BENCHMARK = {"image": "my-images", "text": "my-texts", "token": "my-entities"}  # whose defaults a modality takes
+
+
+class Learner:
+    """A classifier that is taught new classes, call by call.
+
+    >>> learner = Learner("bace", backbone="google/vit-base-patch16-224", memory=500)
+    >>> learner.partial_fit(pictures, labels)        # then delete them
+    >>> learner.partial_fit(new_pictures, new_labels)
+    >>> learner.predict(more_pictures)
+
+    Args:
+        method: a name of `bace list methods`, a dict with its hyper-parameters ({"name": "bace", "alpha": 2}), or
+            "package.Class".
+        settings: any setting of `bace run`, nested or dotted: `memory=500`, `backbone="minilm"`,
+            `train={"epochs": 3}`, `seed=1`.
+
+    The memory's examples are kept inside (methods trained jointly keep everything), so nothing else is needed later.
+    """
+
+    def __init__(self, method: str | dict[str, Any] = "bace", **settings: Any) -> None:
+        self._given = {"method": method, **settings}
+        config_from(self._given)  # refuse what is wrong now, not at the first data
+        self.config: Config | None = None
+        self.tasks: list[list[str]] = []  # class names as the user gave them, by task
+        self.modality: Modality | None = None
+        self.method: Method | None = None
+        self._kept: dict[str, Tensor] = {}  # raw examples, as tensors
+        self._kept_targets = NO_IDS
+        self._train: list[Tensor] = []  # ids of each task's kept training examples
+        self._complete = True  # False: made from a run, whose memory examples are elsewhere
+
+    @property
+    def classes_(self) -> list[str]:
+        """Names of all classes (entity types) learned, in order of arrival."""
+        return [name for names in self.tasks for name in names]
+
+    def partial_fit(self, x: Any, y: Sequence[Any]) -> Self:
+        """Learn the classes of `y`, all of them new, from the examples `x`.
+
+        Args:
+            x: pictures (uint8 array or tensor, PIL images, paths), texts (strings), or sentences (lists of words).
+            y: a label per example; for sentences a list of IOB2 tags each.
+        """
+        table = from_arrays(x, y)
+        self._check_new(table)
+        config = self._configured(table.modality)
+        part = Part(f"task {len(self.tasks) + 1}", table.names, table, table)
+        tasks = [*self.tasks, table.names]
+        stream = self._stream(table, part, tasks, config)
+        method = self._method_for(stream, config)
+        trainer = Trainer(method, stream, config)
+        trainer.at = At(task=len(self.tasks))
+        trainer.learn(stream[-1])
+        self.tasks, self.method = tasks, method
+        self._keep(stream)
+        return self
+
+    def predict(self, x: Any) -> list[Any]:
+        """The class name of each example; for sentences, the tag of each word."""
+        names, rows = self._names(), self.scores(x)
+        if isinstance(rows, list):
+            return [[names[c] for c in sentence.argmax(1).tolist()] for sentence in rows]
+        return [names[c] for c in rows.argmax(1).tolist()]
+
+    def scores(self, x: Any) -> Tensor | list[Tensor]:
+        """A score per class, in the order of `classes_`; for sentences one (words, tags) tensor each."""
+        if self.method is None or self.config is None or self.modality is None:
+            raise ConfigError("this learner has learned nothing yet: call partial_fit first")
+        _, inputs = as_inputs(x, modality=self.modality)
+        words = [["O"] * len(sentence) for sentence in inputs] if self.modality == "token" else [""] * len(inputs)
+        table = Table(self.modality, inputs, words, [])
+        cut = _cut(self.config)
+        encoder = self.method.model.encoder
+        data, _ = make_examples(self.modality, [table], cut, encoder, self.config.backbone.name)
+        entities = {"row_start": data.row_start, "positions": data.positions} if self.modality == "token" else {}  # type: ignore[attr-defined]
+        rows = len(data.positions) if self.modality == "token" else len(data)  # type: ignore[attr-defined]
+        everything = torch.arange(len(data))
+        asked = Stream(data, torch.zeros(rows, dtype=torch.int64), [], self._names(), **entities)
+        asked.device = self.method.stream.device
+        self.method.eval()
+        with asked.licence("prediction", everything):
+            parts = everything.split(self.config.train.eval_batch_size)
+            scores = torch.cat([self.method.predict(asked.batch(part)).cpu() for part in parts])
+        return list(scores.split([len(sentence) for sentence in inputs])) if self.modality == "token" else scores
+
+    # -- saving
+
+    def save(self, folder: str | Path) -> None:
+        """Everything needed to predict and to go on learning, without the data."""
+        if self.method is None or self.config is None:
+            raise ConfigError("this learner has learned nothing yet: there is nothing to save")
+        tensors, plain = checkpoint.split_state(self.method.state_dict())
+        state = {
+            "given": self._given,
+            "tasks": self.tasks,
+            "modality": self.modality,
+            "method": plain,
+            "train": [ids.tolist() for ids in self._train],
+            "complete": self._complete,
+        }
+        kept = {f"kept.{name}": value for name, value in self._kept.items()} | {"kept_targets": self._kept_targets}
+        tensors = {f"method.{name}": value for name, value in tensors.items()} | kept
+        checkpoint.save(Path(folder), tensors, state, keep=1)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """A saved learner."""
+        found = checkpoint.load(Path(folder))
+        if found is None:
+            raise CheckpointError(f"'{folder}' holds no saved learner")
+        tensors, state = found
+        if "given" not in state:
+            raise CheckpointError(f"'{folder}' is not a saved learner; a run folder is opened with bace.load")
+        learner = cls(**state["given"])
+        learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
+        learner.config = learner._configured(state["modality"])
+        learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
+        learner._kept_targets = tensors["kept_targets"]
+        learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in state["train"]]
+        learner._restore(tensors, state["method"])
+        return learner
+
+    @classmethod
+    def from_run(cls, folder: str | Path) -> Self:
+        """The model of a finished run, for prediction."""
+        folder = Path(folder)
+        described = read_run(folder)
+        found = checkpoint.load(folder / "checkpoints")
+        if not (folder / "metrics.json").exists() or found is None:
+            raise CheckpointError(f"the run in '{folder}' is not finished: continue it with --resume")
+        learner = cls(**{**described["config"], "method": described["config"]["method"]})
+        learner.config = config_from(described["config"])
+        learner.modality, learner._complete = described["modality"], False
+        learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]
+        learner._restore(found[0], found[1]["method"])
+        return learner
+
+    # -- inside
+
+    def _restore(self, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+        """The method with its shapes made again for all tasks, then its saved values."""
+        assert self.config is not None
+        assert self.modality is not None
+        tasks = _tasks(self.tasks, self.modality, [NO_IDS] * len(self.tasks))
+        stream = Stream(_nothing(self.modality), NO_IDS, tasks, self._names(), 0 if self.modality == "token" else None)
+        self.method = self._method_for(stream, self.config)
+        state = {"at": {"task": len(tasks)}, "results": {}, "method": plain, "licences": []}
+        Trainer(self.method, stream, self.config).restore(tensors, state)
+
+    def _configured(self, modality: Modality) -> Config:
+        if self.modality not in (None, modality):
+            raise DataError(f"this learner was taught {self.modality} data; it cannot take {modality} data")
+        self.modality = modality
+        if self.config is None:
+            given = flatten(self._given)
+            self.config = config_from({"benchmark.name": BENCHMARK[modality], **given})
+        return self.config
+
+    def _method_for(self, stream: Stream, config: Config) -> Method:
+        """The method so far with its new stream; made at the first call."""
+        if self.method is None:
+            prepare_torch(config)
+            method = make_method(config, stream.modality)
+            attach(method, stream, config)
+            return method
+        stream.device = self.method.stream.device
+        self.method.stream = stream
+        return self.method
+
+    def _check_new(self, table: Table) -> None:
+        if not self._complete:
+            raise ConfigError("a model loaded from a run can only predict: its memory's examples are in the benchmark")
+        if known := [name for name in table.names if name in self.classes_]:
+            raise DataError(
+                f"class '{known[0]}' was learned before: for now each call of partial_fit takes new classes only"
+            )
+
+    def _stream(self, table: Table, part: Part, tasks: list[list[str]], config: Config) -> Stream:
+        """Kept examples first, then the new ones; only the new task has a training set (joint methods keep all)."""
+        cut, modality = _cut(config), table.modality
+        encoder = self.method.model.encoder if self.method else load_encoder(
+            config.backbone.name, image_size=config.backbone.image_size
+        )
+        data, (count,) = make_examples(modality, [table], cut, encoder, config.backbone.name)
+        first = 0
+        if self._kept:
+            before = len(data)
+            data.prepend(self._kept)
+            first = len(data) - before
+        names = class_names(modality, tasks)
+        number = {name: c for c, name in enumerate(names)}
+        targets = torch.cat([self._kept_targets, table_targets(table, part, number)])
+        train = [*(self._train or [NO_IDS] * (len(tasks) - 1)), torch.arange(first, first + count)]
+        token = modality == "token"
+        entities = {"row_start": data.row_start, "positions": data.positions} if token else {}  # type: ignore[attr-defined]
+        return Stream(
+            data, targets, _tasks(tasks, modality, train), names, background=0 if token else None, **entities
+        )
+
+    def _keep(self, stream: Stream) -> None:
+        """Keep the memory's examples (all, for a method that trains jointly) under new ids, and let go of the rest."""
+        assert self.method is not None
+        joint = self.method.licence == "past"
+        ids = torch.arange(len(stream.data)) if joint else torch.unique(self.method.remembered())
+        rows = ids if stream.row_start is None else stream._rows_of(ids)[0]
+        self._kept, self._kept_targets = stream.data.take(ids), stream.targets[rows]
+        new_id = torch.full((len(stream.data),), -1)
+        new_id[ids] = torch.arange(len(ids))
+        for memory in self.method.memories():
+            memory.examples = new_id[memory.examples]
+        self._train = [new_id[task.train] if joint else NO_IDS for task in stream]
+
+    def _names(self) -> list[str]:
+        assert self.modality is not None
+        return class_names(self.modality, self.tasks)
+
+
+def _cut(config: Config) -> Cut:
+    return Cut(**{k: v for k, v in config.benchmark.items() if k != "name"})  # type: ignore[arg-type]
+
+
+def _nothing(modality: Modality) -> Examples:
+    """No examples: a loaded model needs its stream's outline only."""
+    if modality == "image":
+        return Images(torch.zeros(0, 3, 1, 1, dtype=torch.uint8), size=1)
+    start = torch.zeros(1, dtype=torch.int64)
+    return Texts(NO_IDS, start) if modality == "text" else Entities(NO_IDS, start, NO_IDS, start)
+
+
+def _tasks(names: list[list[str]], modality: Modality, train: list[Tensor]) -> list[Task]:
+    tasks, known = [], 0
+    for index, own in enumerate(names):
+        count = len(class_names(modality, [own], first=index == 0))
+        tasks.append(Task(index, f"task {index + 1}", range(known, known + count), train[index], NO_IDS, NO_IDS))
+        known += count
+    return tasks
+
+
+def _user_names(classes: list[str], modality: Modality) -> list[str]:
+    """Entity types of a task's tags; class names otherwise."""
+    return list(dict.fromkeys(name[2:] for name in classes if name != "O")) if modality == "token" else classes

@@ -1,0 +1,72 @@
+"""Formulas that several methods share, each once, with its equation."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def distillation(
+    student: Tensor,  # (rows, classes) logits
+    log_teacher: Tensor,  # (rows, old) log-probabilities of the teacher over the old classes, at temperature `tau`
+    *,
+    mode: Literal["slice", "renorm"] = "renorm",
+    tau: float = 1.0,
+    reduction: Literal["batchmean", "mean"] = "batchmean",
+) -> Tensor:  # ()
+    """KL(teacher || student) over the teacher's columns: mean over rows of sum_c P0_c (log P0_c - log P_c).
+
+    `renorm`: P = softmax(z_old / tau), both renormalised over the old columns (LwF, BiC).
+    `slice`: P = softmax(z / tau) over all columns, cut to the old ones: it equals renorm - log(old mass), so it also
+    pulls mass back to the old classes (bace.md 3.1). For tau != 1 the value is multiplied by tau^2.
+    `mean` also divides by the number of old columns.
+    """
+    old = log_teacher.shape[1]
+    scaled = student / tau
+    log_student = F.log_softmax(scaled, 1)[:, :old] if mode == "slice" else F.log_softmax(scaled[:, :old], 1)
+    # kl_div takes a teacher probability of 0 as a term of 0
+    total = F.kl_div(log_student, log_teacher.exp(), reduction="sum") * tau**2
+    return total / (len(student) * (old if reduction == "mean" else 1))
+
+
+def mixture_nll(
+    log_anchor: Tensor,  # (rows,) log S(x)[y] of the anchors
+    log_neighbours: Tensor,  # (rows, K) log S(x_j)[y] of their neighbours, for the anchor's label
+    log_weight_anchor: Tensor,  # (rows,) log W(x, x)
+    log_weights: Tensor,  # (rows, K) log W(x_j, x); -inf where there is no neighbour
+) -> Tensor:  # ()
+    """Mean over rows of -log(W_0 S(x)[y] + sum_j W_j S(x_j)[y]), in the log domain so that it never underflows."""
+    terms = torch.cat([(log_weight_anchor + log_anchor)[:, None], log_weights + log_neighbours], dim=1)
+    return -torch.logsumexp(terms, dim=1).mean()
+
+
+def neighbour_log_weights(
+    distances: Tensor,  # (rows, K); inf where there is no neighbour
+    anchor_weight: float,  # W_0
+    *,
+    uniform: bool = False,
+) -> tuple[Tensor, Tensor]:  # (rows,) log W(x, x), (rows, K) log W(x_j, x)
+    """W_0 for the anchor and (1 - W_0) (1/d_j) / sum_i (1/d_i) for its neighbours (bace.md 2.1).
+
+    Distances are clamped at 1e-6, so a duplicate takes nearly all of 1 - W_0 instead of dividing by zero. A row
+    without any neighbour is predicted alone: W_0 = 1.
+    """
+    closeness = torch.zeros_like(distances) if uniform else -torch.log(distances.clamp(min=1e-6))
+    closeness = closeness.masked_fill(torch.isinf(distances), -math.inf)
+    alone = torch.isinf(distances).all(dim=1)
+    share = torch.log_softmax(closeness, dim=1).masked_fill(alone[:, None], -math.inf)
+    rest = math.log1p(-anchor_weight) if anchor_weight < 1 else -math.inf
+    own = math.log(anchor_weight) if anchor_weight > 0 else -math.inf
+    return torch.where(alone, 0.0, own), share + rest
+
+
+def old_logit_mse(
+    student: Tensor,  # (rows, classes) logits
+    teacher: Tensor,  # (rows, old) logits, detached
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Tensor:  # ()
+    """(z_old - z0_old)^2 over the teacher's columns: mean over rows and columns, or (`sum`) over rows only."""
+    difference = (student[:, : teacher.shape[1]] - teacher) ** 2
+    return difference.mean() if reduction == "mean" else difference.sum(1).mean()

@@ -1,0 +1,228 @@
+"""A way to learn a stream of tasks. Override what differs from plain fine-tuning, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bace.config import Training
+from bace.memory import ElasticBuffers, Memory, herd
+from bace.models.model import Model, Output
+from bace.randomness import derive, generator
+from bace.stream import Batch, Modality, Stream, Task
+
+Loss = Tensor | dict[str, Tensor] | None
+
+
+@dataclass
+class Now:
+    """Where the run is. Every random draw is named by it, so nothing about randomness needs to be saved."""
+
+    seed: int
+    task: int = 0
+    stage: str = ""
+    epoch: int = 0
+    epochs: int = 0
+    step: int = 0
+    steps: int = 0
+    lr: float = 0.0
+    known: int = 0  # classes before this task: the old ones are [0, known)
+    seen: int = 0  # classes with this task's: the new ones are [known, seen)
+
+    def rng(self, name: str) -> torch.Generator:
+        """The stream of random numbers called `name`, at this step. Asking twice gives the same numbers."""
+        return generator(self.seed, name, self.task, self.stage, self.epoch, self.step)
+
+    def view(self, draw: int = 0) -> int:
+        """The key of a random view. Draw 0 is the epoch's: the same for anchor, neighbour and teacher all epoch long.
+        Draws 1, 2, ... are fresh at every step: memory examples, second views."""
+        return derive(self.seed, "view", self.task, self.stage, self.epoch, draw, self.step if draw else 0)
+
+
+@dataclass
+class Stage:
+    """One stretch of training. `examples` and `parameters` are asked for after `prepare`, so they may be decided late.
+
+    Made anew by `Method.stages` on resume: `structure` (modules and buffers of the right shape, no values) is replayed,
+    `prepare` (values) runs once and never again.
+    """
+
+    name: str
+    loss: Callable[[Batch], Loss]
+    epochs: int
+    batch_size: int
+    examples: Callable[[], Tensor]  # ids
+    module: Callable[[], nn.Module]  # what is trained and put in train mode; everything else is in eval mode
+    parameters: Callable[[], Iterable[nn.Parameter]] | None = None  # default: all of the module's
+    augment: bool = True  # random views; otherwise clean ones
+    optimise: bool = True  # False: a stage without gradients
+    lr: float | None = None  # default: the run's
+    structure: Callable[[], None] | None = None
+    prepare: Callable[[], None] | None = None
+
+
+class Method(ElasticBuffers):
+    """The hooks, in the order in which the trainer calls them; the defaults are plain fine-tuning.
+
+    The constructor's annotated parameters are the hyper-parameters, the command-line flags, the YAML keys and the
+    documentation; what is not a hyper-parameter is attached by the run. Whatever must outlive a step is a parameter or
+    buffer (buffers may change shape), so that it is in every checkpoint.
+    """
+
+    title: ClassVar[str]  # as the paper names it
+    paper: ClassVar[str] = ""
+    modalities: ClassVar[frozenset[Modality]] = frozenset(("image", "text", "token"))
+    uses_memory: ClassVar[bool] = False
+    licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
+    growing_head: ClassVar[bool] = True  # one head with a column per class: forward transfer can be measured
+
+    model: Model
+    memory: Memory
+    stream: Stream
+    now: Now
+    training_settings: Training
+    fresh_model: Callable[[], Model]  # the pre-trained start again
+
+    # -- hooks
+
+    def build(self, model: Model) -> Model:
+        """Once, before the first task: exchange the head, add adapters or prompts, register buffers."""
+        return model
+
+    def before_task(self, task: Task) -> None:
+        """The network is as the last task left it."""
+
+    def grow(self, task: Task) -> None:
+        """Make what the task needs: head rows, and teachers as a copy of the network before it grows.
+
+        Replayed on resume to make the shapes, which are then filled with the saved values: it must depend on nothing
+        but the task and the shapes before it."""
+        self.model.head.grow(len(task.classes), generator(self.now.seed, "head", task.index))
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [self.stage(task)]
+
+    def before_epoch(self, stage: Stage) -> None:
+        """Tables and teacher outputs of an epoch. Run again on resume, so it must be idempotent."""
+
+    def expand(self, batch: Batch) -> Iterable[Batch]:
+        """The batches that one outer batch is worth, an optimiser step each."""
+        return (batch,)
+
+    def loss(self, batch: Batch) -> Loss:
+        """A number, or named terms, which are summed and logged; None is a step without gradient."""
+        return F.cross_entropy(self.model(batch).logits, batch.targets)
+
+    def before_step(self, batch: Batch) -> None:
+        """Gradients are there; clipping and the optimiser's step come after."""
+
+    def after_step(self, batch: Batch) -> None: ...
+
+    def after_epoch(self, stage: Stage) -> None: ...
+
+    def after_task(self, task: Task) -> None:
+        if self.uses_memory:
+            self.remember(task)
+
+    def predict(self, batch: Batch) -> Tensor:  # (rows, seen)
+        """Scores of all classes seen so far. The method chooses its own grad mode."""
+        with torch.inference_mode():
+            out: Output = self.model(batch)
+        return out.logits
+
+    # -- what methods are made of
+
+    def stage(self, task: Task, **changes: Any) -> Stage:
+        """The ordinary stage over the task's own examples; `changes` replace its fields."""
+        fields: dict[str, Any] = {
+            "name": "main",
+            "loss": self.loss,
+            "epochs": self.training_settings.epochs,
+            "batch_size": self.batch_size - self.replay_size,
+            "examples": lambda: task.train,
+            "module": lambda: self.model,
+        }
+        return Stage(**{**fields, **changes})
+
+    @property
+    def batch_size(self) -> int:
+        return self.training_settings.batch_size
+
+    @property
+    def replay_size(self) -> int:
+        """How many of a batch's examples come from memory: none while it is empty (bace.md 1.6)."""
+        if not self.uses_memory or not len(self.memory):
+            return 0
+        return round(self.batch_size * self.training_settings.replay_ratio)
+
+    def replay(self, draw: int = 1) -> Batch | None:
+        """A batch drawn uniformly, with replacement, from memory; None while it is empty."""
+        count = self.replay_size
+        if not count:
+            return None
+        slots = self.memory.draw(count, self.now.rng(f"memory {draw}"))
+        fresh = self.training_settings.buffer_view == "fresh"
+        return self.stream.batch(self.memory.examples[slots], view=self.now.view(draw if fresh else 0))
+
+    def remember(self, task: Task) -> None:
+        """Refill the memory at the end of a task, within its budget."""
+        if self.memory.size or self.memory.per_class:
+            quota = self.quota(task)
+            chosen = self.choose(task.train, task, max(quota, 1))
+            self.memory.fill(chosen, task.index, quota, generator(self.now.seed, "missing", task.index))
+
+    def quota(self, task: Task) -> int:
+        """Memory slots for each class (entity type) known by the end of this task."""
+        groups = self.stream.groups[: task.classes.stop]
+        return self.memory.quota(len(set(groups.tolist()) - {-1}))
+
+    def choose(self, examples: Tensor, task: Task, count: int) -> dict[int, Tensor]:
+        """Up to `count` of these examples for each group, in order of preference: herding on the student's clean
+        features, or at random. Sentences are chosen at random, each for one of the entity types it shows."""
+        chosen: dict[int, Tensor] = {}
+        taken = torch.zeros(len(self.stream.data), dtype=torch.bool)
+        for group, members in self.stream.by_group(examples).items():
+            free = members[~taken[members]]
+            if self.memory.select == "herding" and self.stream.modality != "token":
+                order = herd(self.outputs(free).features, count)
+            else:
+                order = torch.randperm(len(free), generator=generator(self.now.seed, "keep", task.index, group))
+            chosen[group] = free[order[:count]]
+            taken[chosen[group]] = True
+        return chosen
+
+    def memories(self) -> list[Memory]:
+        return [module for module in self.modules() if isinstance(module, Memory)]
+
+    def remembered(self) -> Tensor:
+        """Ids of all examples in memory."""
+        return torch.cat([memory.examples for memory in self.memories()])
+
+    def outputs(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
+        """Features and logits of all rows of these examples, on the CPU (see `peek`)."""
+        parts = examples.split(self.training_settings.eval_batch_size)
+        out = self.peek((self.stream.batch(part, view=view) for part in parts), model)
+        return Output(out.features.cpu(), out.logits.cpu())
+
+    def peek(self, batches: Iterable[Batch], model: Model | None = None) -> Output:
+        """Features and logits without gradient and in eval mode; a model in training is put back as it was."""
+        model = model or self.model
+        was_training = model.training
+        model.eval()
+        with torch.inference_mode():
+            features, logits = zip(*(model(batch) for batch in batches), strict=True)
+        model.train(was_training)
+        # concatenating outside of inference mode makes ordinary tensors, which a loss may take
+        return Output(torch.cat(features), torch.cat(logits))
+
+    # -- the constructor is the configuration
+
+    @classmethod
+    def hyper_parameters(cls) -> dict[str, inspect.Parameter]:
+        return {k: v for k, v in inspect.signature(cls).parameters.items() if k != "self"}

@@ -1,0 +1,323 @@
+"""BaCE: balancing the causal effects of new and old data. Zheng, Wang, Zhang, Feng, Ma, arXiv 2402.10063, 2024.
+
+The loss is L = L_new + L_old. Section numbers are those of docs/bace.md, where the paper is silent and a reading had to
+be taken.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.bias import correct_bias, fit_bias
+from bace.errors import ConfigError
+from bace.losses import distillation, mixture_nll, neighbour_log_weights, old_logit_mse
+from bace.memory import Memory
+from bace.method import Loss, Method, Stage
+from bace.models.model import Model, average_into, frozen_copy
+from bace.neighbours import nearest, random_neighbours
+from bace.randomness import generator
+from bace.stream import NO_IDS, Batch, Task
+
+SPEEDUPS = ("S1", "S2", "S4", "S5", "S6", "S8", "S19")
+
+
+@dataclass
+class Table:
+    """What an epoch takes from the teacher, by row of the task; the teacher is constant all epoch long."""
+
+    rows: Tensor  # (task rows,) ids, ascending
+    log_old: Tensor  # (task rows, old) log-probabilities of the old classes
+    anchors: Tensor = NO_IDS  # (anchors,) ids, ascending: the rows that the following are about
+    neighbours: Tensor = NO_IDS  # (anchors, K) row ids; -1: none
+    log_weight_anchor: Tensor = NO_IDS  # (anchors,) log W(x, x)
+    log_weights: Tensor = NO_IDS  # (anchors, K) log W(x_j, x)
+
+
+@dataclass
+class Near:
+    """The neighbours of a batch's anchors."""
+
+    rows: Tensor  # (passed,) ids of the rows to pass
+    position: Tensor  # (anchors, K) where each neighbour is among them
+    log_weight_anchor: Tensor  # (anchors,)
+    log_weights: Tensor  # (anchors, K)
+
+
+class BaCE(Method):
+    """Predict each new sample jointly with its neighbours in the teacher's eyes (Effect_new); distil on new data,
+    replay and match logits on memory (Effect_old); average the teacher once an epoch.
+
+    Args:
+        alpha: weight of the distillation on new data; 0 leaves it out.
+        W0: weight of a sample itself among its neighbours; 1 leaves Effect_new out.
+        K: number of neighbours.
+        beta: teacher <- beta teacher + (1 - beta) student, after each epoch.
+        lambda_mse: weight of the logit matching on memory.
+        effect_new: which rows stand beside a sample: its nearest (`full`), nearest of the `same` or a `different`
+            class, nearest with equal weights (`uniform`), `random` ones, or the farthest (`reverse`).
+        neighbor_grad: whether neighbours carry gradient.
+        kl_mode: student's scores of the old classes: cut out of the soft-max over all (`slice`) or renormalised.
+        kl_tau: temperature of the distillation.
+        kl_reduction: `mean` also divides by the number of old classes.
+        mse_reduction: of the logit matching: mean over rows and classes, or sum over classes.
+        knn_normalize: compare unit features.
+        knn_pool_cap: at most this many random candidates as neighbours; 0: all.
+        effect_new_first_task: Effect_new in the first task too, with the pre-trained encoder as teacher.
+        teacher_init: a task's first teacher is the `student` of the task before, or its averaged teacher (`ema`).
+        bias_correction: after the last task, fit a scale and shift of the new logits on held-out memory.
+        bic_solver: of the bias correction.
+        speedups: exact speed-ups in use; each leaves the result unchanged (docs/bace.md, section 9).
+    """
+
+    title = "BaCE"
+    paper = "Zheng et al., Balancing the Causal Effects in Class-Incremental Learning, 2024"
+    uses_memory = True
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        W0: float = 0.95,
+        K: int = 5,
+        beta: float = 0.9,
+        lambda_mse: float = 1.0,
+        effect_new: Literal["full", "same", "different", "uniform", "random", "reverse"] = "full",
+        neighbor_grad: bool = False,
+        kl_mode: Literal["slice", "renorm"] = "slice",
+        kl_tau: float = 1.0,
+        kl_reduction: Literal["batchmean", "mean"] = "batchmean",
+        mse_reduction: Literal["mean", "sum"] = "mean",
+        knn_normalize: bool = True,
+        knn_pool_cap: int = 0,
+        effect_new_first_task: bool = False,
+        teacher_init: Literal["student", "ema"] = "student",
+        bias_correction: bool = False,
+        bic_solver: Literal["sgd", "adam", "lbfgs"] = "sgd",
+        speedups: tuple[str, ...] = SPEEDUPS,
+    ) -> None:
+        super().__init__()
+        self.alpha, self.W0, self.K, self.beta, self.lambda_mse = alpha, W0, K, beta, lambda_mse
+        self.effect_new, self.neighbor_grad = effect_new, neighbor_grad
+        self.kl_mode, self.kl_tau, self.kl_reduction, self.mse_reduction = kl_mode, kl_tau, kl_reduction, mse_reduction
+        self.knn_normalize, self.knn_pool_cap = knn_normalize, knn_pool_cap
+        self.effect_new_first_task, self.teacher_init = effect_new_first_task, teacher_init
+        self.bias_correction, self.bic_solver, self.speedups = bias_correction, bic_solver, frozenset(speedups)
+        if unknown := self.speedups - set(SPEEDUPS):
+            raise ConfigError(f"BaCE has no speed-up {sorted(unknown)}: choose among {', '.join(SPEEDUPS)}")
+        if not 0 <= W0 <= 1 or not 0 <= beta <= 1:
+            raise ConfigError(f"BaCE: W0 ({W0}) and beta ({beta}) must lie between 0 and 1")
+        self.teacher: Model | None = None
+        self.table: Table | None = None  # made again by before_epoch, so it is in no checkpoint
+        self.held = Memory()  # kept out of training, for the bias correction
+        self.bias: Tensor  # (3,) A, B, and the first column they act on
+        self.register_buffer("bias", torch.tensor([1.0, 0.0, 0.0]))
+
+    # -- the teacher (section 4)
+
+    def grow(self, task: Task) -> None:
+        if task.index > 0 or self.effect_new_first_task:
+            averaged, self.teacher = self.teacher, frozen_copy(self.model)  # before the head grows: old classes only
+            if self.teacher_init == "ema" and averaged is not None:
+                self.teacher.load_state_dict({**self.teacher.state_dict(), **averaged.state_dict()})
+        super().grow(task)
+
+    def after_epoch(self, stage: Stage) -> None:
+        unused = self.now.epoch == stage.epochs - 1 and self.teacher_init == "student" and "S19" in self.speedups
+        if self.teacher is not None and not unused:
+            average_into(self.teacher, self.model, self.beta)
+
+    # -- tables of an epoch (sections 2.2, 2.6)
+
+    def before_epoch(self, stage: Stage) -> None:
+        self.table = None
+        wanted = self.W0 < 1 or self.distils or "S19" not in self.speedups
+        if self.teacher is None or not wanted:
+            return
+        examples = stage.examples().sort().values
+        rows, targets = self.stream.labels(examples)
+        out = self.outputs(examples, self.teacher, view=self.now.view())
+        self.table = Table(rows, log_old=F.log_softmax(out.logits / self.kl_tau, 1))
+        if self.W0 == 1 and "S19" in self.speedups:
+            return
+        # anchors and candidates are the rows of the task's own classes (in the first task, O is one of them)
+        anchors = torch.ones_like(targets, dtype=torch.bool)
+        if self.stream.background is not None and self.now.known:
+            anchors = targets != self.stream.background
+        if not anchors.any():
+            return
+        features = F.normalize(out.features[anchors], dim=1) if self.knn_normalize else out.features[anchors]
+        index, distance = self.find_neighbours(features, targets[anchors])
+        self.table.anchors = rows[anchors]
+        self.table.neighbours = torch.where(index < 0, -1, self.table.anchors[index])
+        self.table.log_weight_anchor, self.table.log_weights = neighbour_log_weights(
+            distance, self.W0, uniform=self.effect_new == "uniform"
+        )
+
+    def find_neighbours(
+        self,
+        features: Tensor,  # (anchors, width)
+        targets: Tensor,  # (anchors,)
+    ) -> tuple[Tensor, Tensor]:  # (anchors, K) positions, (anchors, K) distances
+        if self.effect_new == "random":
+            return random_neighbours(features, self.K, self.now.rng("neighbours"))
+        pool = None
+        if self.knn_pool_cap and self.knn_pool_cap < len(features):
+            pool = torch.randperm(len(features), generator=self.now.rng("pool"))[: self.knn_pool_cap].sort().values
+        among = self.effect_new if self.effect_new in ("same", "different") else "all"
+        block = 1024 if "S8" in self.speedups else len(features)
+        return nearest(
+            features,
+            self.K,
+            labels=targets,
+            among=among,
+            farthest=self.effect_new == "reverse",
+            candidates=pool,
+            block=block,
+        )
+
+    # -- the loss of a step (sections 2.5, 3)
+
+    def loss(self, batch: Batch) -> Loss:
+        replay, near = self.replay(), self.neighbourhood(batch)
+        new, old, beside = self.passes(batch, replay, near)
+        own = self.own_rows(batch)
+        terms: dict[str, Tensor] = {}
+        if own.any():
+            terms["new"] = self.loss_new(new[own], batch.targets[own], near, beside)
+        if self.distils:
+            terms["distil"] = self.alpha * self.loss_distil(new, batch, own)
+        if replay is not None and old is not None:
+            terms["replay"] = F.cross_entropy(old, replay.targets)
+            if self.teacher is not None and self.lambda_mse:
+                target = self.peek([replay], self.teacher).logits  # the live teacher on the same view (3.3)
+                terms["match"] = self.lambda_mse * old_logit_mse(old, target, self.mse_reduction)
+        return terms
+
+    def loss_new(self, logits: Tensor, targets: Tensor, near: Near | None, beside: Tensor | None) -> Tensor:
+        """Effect_new: mean of -log sum_j W(x_j, x) S(x_j)[y], x itself among the x_j; without neighbours, CE."""
+        if near is None or beside is None:
+            return F.cross_entropy(logits, targets)
+        if "S4" in self.speedups:  # only column y, in the log domain
+            log_anchor = F.log_softmax(logits, 1).gather(1, targets[:, None])[:, 0]
+            log_beside = F.log_softmax(beside, 1)[near.position, targets[:, None]]
+            return mixture_nll(log_anchor, log_beside, near.log_weight_anchor, near.log_weights)
+        mixed = near.log_weights.exp()[:, :, None] * F.softmax(beside, 1)[near.position]  # (rows, K, classes)
+        mixed = near.log_weight_anchor.exp()[:, None] * F.softmax(logits, 1) + mixed.sum(1)
+        return F.nll_loss(mixed.log(), targets)
+
+    def loss_distil(self, logits: Tensor, batch: Batch, own: Tensor) -> Tensor:
+        """Effect_old on new data: KL(teacher || student) over the old classes."""
+        assert self.table is not None
+        if "S1" in self.speedups:
+            log_old = self.table.log_old[torch.searchsorted(self.table.rows, batch.rows)].to(logits.device)
+        else:
+            log_old = F.log_softmax(self.peek([batch], self.teacher).logits / self.kl_tau, 1)
+
+        def kl(rows: Tensor, mode: Literal["slice", "renorm"]) -> Tensor:
+            return distillation(
+                logits[rows], log_old[rows], mode=mode, tau=self.kl_tau, reduction=self.kl_reduction
+            )
+
+        if self.stream.background is None:
+            return kl(own, self.kl_mode)
+        # entity rows: renormalised, for `slice` would tie O with the new type; O rows: sliced (11.2)
+        parts = [kl(rows, mode) for rows, mode in ((own, "renorm"), (~own, "slice")) if rows.any()]  # type: ignore[arg-type]
+        return torch.stack(parts).sum()
+
+    def own_rows(self, batch: Batch) -> Tensor:  # (rows,) bool
+        """Rows under cross-entropy. Not those labelled O after the first task: old entities hide among them."""
+        if self.stream.background is None or self.now.known == 0:
+            return torch.ones_like(batch.targets, dtype=torch.bool)
+        return batch.targets != self.stream.background
+
+    def neighbourhood(self, batch: Batch) -> Near | None:
+        table, rows = self.table, batch.rows[self.own_rows(batch).cpu()]
+        if table is None or not len(table.anchors) or not len(rows):
+            return None
+        at = torch.searchsorted(table.anchors, rows)
+        ids = torch.where(table.neighbours[at] < 0, rows[:, None], table.neighbours[at])  # "none" has weight 0
+        position = torch.arange(ids.numel()).view(ids.shape)
+        if "S2" in self.speedups:
+            ids, position = torch.unique(ids, return_inverse=True)
+        device = batch.targets.device
+        return Near(
+            ids.flatten(),
+            position.to(device),
+            table.log_weight_anchor[at].to(device),
+            table.log_weights[at].to(device),
+        )
+
+    def passes(
+        self, batch: Batch, replay: Batch | None, near: Near | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The student's logits on the new rows, the replayed ones and the neighbours."""
+        view = self.now.view()
+        trained = {"new": batch}
+        if replay is not None:
+            trained["replay"] = replay
+        if near is not None and self.neighbor_grad:
+            trained["neighbours"] = self.stream.rows(near.rows, view=view)
+        if "S5" in self.speedups:  # one pass over all
+            logits = self.model(functools.reduce(Batch.cat, trained.values())).logits
+            got = dict(zip(trained, logits.split([len(b) for b in trained.values()]), strict=True))
+        else:
+            got = {name: self.model(b, name=name).logits for name, b in trained.items()}
+        if near is not None and not self.neighbor_grad:
+            size = self.training_settings.eval_batch_size if "S6" in self.speedups else 8
+            got["neighbours"] = self.peek(self.stream.rows(part, view=view) for part in near.rows.split(size)).logits
+        return got["new"], got.get("replay"), got.get("neighbours")
+
+    @property
+    def distils(self) -> bool:
+        return self.teacher is not None and self.alpha > 0 and self.now.known > 0
+
+    # -- bias correction after the last task (section 7)
+
+    def stages(self, task: Task) -> list[Stage]:
+        if not self.bias_correction:
+            return super().stages(task)
+        return [self.stage(task, examples=lambda: self.trained(task))]
+
+    def trained(self, task: Task) -> Tensor:  # (examples,)
+        """The task's training examples that are not held out."""
+        return task.train[~torch.isin(task.train, torch.cat(list(self.choose_held(task).values())))]
+
+    def choose_held(self, task: Task) -> dict[int, Tensor]:
+        """Examples of each new class that training never sees: a tenth of its share of the memory, rounded up."""
+        if self.stream.modality == "token":
+            raise ConfigError("BaCE's bias correction is not defined for tokens: set method.bias_correction false")
+        quota = self.quota(task)
+        if quota < 2:
+            raise ConfigError(
+                f"BaCE's bias correction holds out memory examples: {quota} a class is too few, use at least 2"
+            )
+        held = {}
+        for group, members in self.stream.by_group(task.train).items():
+            shuffle = torch.randperm(len(members), generator=generator(self.now.seed, "held", task.index, group))
+            held[group] = members[shuffle[: math.ceil(quota / 10)]]
+        return held
+
+    def remember(self, task: Task) -> None:
+        if not self.bias_correction:
+            return super().remember(task)
+        quota, held = self.quota(task), self.choose_held(task)
+        spare = math.ceil(quota / 10)
+        chosen = self.choose(self.trained(task), task, quota - spare)
+        self.memory.fill(chosen, task.index, quota - spare, generator(self.now.seed, "missing", task.index))
+        self.held.fill(held, task.index, spare, generator(self.now.seed, "missing", task.index))
+
+    def after_task(self, task: Task) -> None:
+        super().after_task(task)
+        if self.bias_correction and task.index == len(self.stream) - 1 and task.index > 0:
+            logits, targets = self.outputs(self.held.examples).logits, self.stream.labels(self.held.examples)[1]
+            A, B = fit_bias(logits, targets, task.classes, solver=self.bic_solver)
+            self.bias.copy_(torch.tensor([A, B, float(task.classes.start)]))
+
+    def predict(self, batch: Batch) -> Tensor:
+        A, B, start = self.bias.tolist()
+        logits = super().predict(batch)
+        return correct_bias(logits, range(int(start), logits.shape[1]), A, B) if (A, B) != (1.0, 0.0) else logits

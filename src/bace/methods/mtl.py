@@ -1,0 +1,35 @@
+"""MTL: joint training on everything seen so far, the upper bound."""
+
+import torch
+
+from bace.method import Method, Stage
+from bace.stream import Task
+
+
+class MTL(Method):
+    """At every task, start from the pre-trained weights again and train on the data of all tasks so far.
+
+    Holds the licence to read past data, which is logged.
+
+    Args:
+        only_last: train once, after the last task; the tasks before it are then not learned at all.
+    """
+
+    title = "MTL"
+    paper = "joint (multi-task) training; the standard upper bound, no single origin"
+    licence = "past"
+
+    def __init__(self, only_last: bool = False) -> None:
+        super().__init__()
+        self.only_last = only_last
+
+    def grow(self, task: Task) -> None:
+        self.model = self.build(self.fresh_model())
+        for earlier in self.stream[: task.index + 1]:
+            super().grow(earlier)
+
+    def stages(self, task: Task) -> list[Stage]:
+        if self.only_last and task.index < len(self.stream) - 1:
+            return []
+        everything = torch.cat([earlier.train for earlier in self.stream[: task.index + 1]])
+        return [self.stage(task, examples=lambda: everything)]

@@ -1,0 +1,29 @@
+"""SEQ: sequential fine-tuning, the lower bound."""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.method import Method
+from bace.stream import Batch
+
+
+class SEQ(Method):
+    """Train on each task's data only and take whatever forgetting results.
+
+    Args:
+        span: the classes of the soft-max: all `seen` so far (new data pushes old logits down), or only the `new` ones
+            (a different and much less forgetful baseline).
+    """
+
+    title = "SEQ"
+    paper = "sequential fine-tuning; the standard lower bound, no single origin"
+
+    def __init__(self, span: Literal["seen", "new"] = "seen") -> None:
+        super().__init__()
+        self.span = span
+
+    def loss(self, batch: Batch) -> Tensor:
+        first = self.now.known if self.span == "new" and self.stream.background is None else 0
+        return F.cross_entropy(self.model(batch).logits[:, first:], batch.targets - first)

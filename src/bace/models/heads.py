@@ -1,0 +1,78 @@
+"""Classifiers that grow: a block of rows per task, so that old rows stay the parameters they were."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Head(nn.Module):
+    """What every head shares: `blocks`, one parameter (classes of a task, width) per task."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.blocks = nn.ParameterList()
+
+    @property
+    def classes(self) -> int:
+        return sum(len(block) for block in self.blocks)
+
+    @property
+    def weight(self) -> Tensor:  # (classes, width)
+        return torch.cat(list(self.blocks)) if len(self.blocks) else torch.zeros(0, self.width)
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        """Append rows drawn uniformly from ±1/sqrt(width); the rows that exist are untouched."""
+        bound = 1 / math.sqrt(self.width)
+        rows = torch.empty(classes, self.width).uniform_(-bound, bound, generator=generator)
+        device = self.blocks[0].device if len(self.blocks) else None
+        self.blocks.append(nn.Parameter(rows.to(device)))
+
+
+class LinearHead(Head):
+    """z = W h + b."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.biases = nn.ParameterList()
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        super().grow(classes, generator)
+        self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
+
+    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
+        return F.linear(features, self.weight, torch.cat(list(self.biases)))
+
+
+class CosineHead(Head):
+    """z_c = sigma <h/|h|, w_c/|w_c|>, one learned sigma for all classes of all tasks (LUCIR's layer; bace.md 1.3).
+
+    Args:
+        sigma_init: the scale to start from. With few epochs it stays near its start, and a scale of 1 could not even
+            express a confident prediction among 100 classes.
+        sigma_learn: whether the scale is trained.
+    """
+
+    def __init__(self, width: int, sigma_init: float = 10.0, sigma_learn: bool = True) -> None:
+        super().__init__(width)
+        self.sigma = nn.Parameter(torch.tensor(float(sigma_init)), requires_grad=sigma_learn)
+
+    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
+        return self.sigma * F.linear(
+            F.normalize(features, dim=-1, eps=1e-12), F.normalize(self.weight, dim=-1, eps=1e-12)
+        )
+
+
+def imprint(
+    features: Tensor,  # (rows, width) of one task's training data, clean view
+    targets: Tensor,  # (rows,) class ids
+    classes: range,  # the task's
+    old_rows: Tensor,  # (old classes, width)
+) -> Tensor:  # (len(classes), width)
+    """Rows made from data: the mean of a class's normalised features, at the mean norm of the old rows (LUCIR)."""
+    unit = F.normalize(features, dim=-1)
+    norm = old_rows.norm(dim=1).mean() if len(old_rows) else torch.tensor(1.0)
+    rows = [unit[targets == c].mean(0) if (targets == c).any() else torch.zeros(unit.shape[1]) for c in classes]
+    return F.normalize(torch.stack(rows), dim=-1) * norm

@@ -1,0 +1,62 @@
+"""Encoder and head as one module: the only way in which a method reaches the network."""
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bace.models.encoders import Encoder
+from bace.models.heads import Head
+from bace.randomness import derive
+from bace.stream import Batch
+
+
+class Output(NamedTuple):
+    """What one pass gives."""
+
+    features: Tensor  # (rows, width)
+    logits: Tensor  # (rows, classes)
+
+
+class Model(nn.Module):
+    """Rows in, features and logits out."""
+
+    def __init__(self, encoder: Encoder, head: Head) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+        self._dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in encoder.modules())
+
+    def forward(self, batch: Batch, *, name: str = "main") -> Output:
+        """One pass. `name` says which of a step's passes this is: each has its own dropout, whatever ran before."""
+        if not (self.training and self._dropout):
+            features = self._features(batch)
+        else:
+            seed = torch.initial_seed()  # set by the trainer for this step
+            torch.manual_seed(derive(seed, name))
+            features = self._features(batch)
+            torch.manual_seed(seed)
+        return Output(features, self.head(features))
+
+    def _features(self, batch: Batch) -> Tensor:  # (rows, width)
+        hidden: Tensor = self.encoder(batch.inputs)  # (examples, tokens, width)
+        if batch.at is None:
+            return hidden[:, 0]  # the class token
+        return hidden[batch.at[:, 0], batch.at[:, 1]]
+
+
+def frozen_copy(model: Model) -> Model:
+    """A teacher: the model as it is now, never trained and always in eval mode (the trainer switches nothing but the
+    module that a stage trains)."""
+    return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def average_into(teacher: nn.Module, student: nn.Module, beta: float) -> None:
+    """theta0 <- beta theta0 + (1 - beta) theta, for all that the teacher has (its head may be narrower)."""
+    newer = {**dict(student.named_parameters()), **dict(student.named_buffers())}
+    for name, value in (*teacher.named_parameters(), *teacher.named_buffers()):
+        if value.is_floating_point():
+            value.lerp_(newer[name], 1 - beta)
+        else:
+            value.copy_(newer[name])

@@ -1,0 +1,48 @@
+"""Predictions for files, with the model of a finished run."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bace.errors import DataError
+from bace.learner import Learner
+
+
+def predict_files(folder: Path, files: list[Path]) -> list[dict[str, Any]]:
+    """A row per picture; per line of a text file (a text, or a sentence whose words are separated by spaces)."""
+    learner = Learner.from_run(folder)
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"there is no file '{file}'")
+    if learner.modality == "image":
+        return _rows([str(file) for file in files], files, learner)
+    lines = [(f"{file}:{n}", line) for file in files for n, line in enumerate(_lines(file), 1) if line.strip()]
+    if learner.modality == "text":
+        return _rows([where for where, _ in lines], [line for _, line in lines], learner)
+    sentences = [line.split() for _, line in lines]
+    tags = learner.predict(sentences)
+    return [
+        {"where": where, "words": words, "tags": own}
+        for (where, _), words, own in zip(lines, sentences, tags, strict=True)
+    ]
+
+
+def _rows(where: list[str], inputs: list[Any], learner: Learner) -> list[dict[str, Any]]:
+    if not inputs:
+        return []
+    scores = learner.scores(inputs)
+    assert isinstance(scores, torch.Tensor)
+    share, best = torch.softmax(scores, 1).max(1)
+    names = learner.classes_
+    return [
+        {"where": place, "class": names[c], "score": round(s, 4)}
+        for place, c, s in zip(where, best.tolist(), share.tolist(), strict=True)
+    ]
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"'{file}' cannot be read as text: {error}") from error

@@ -1,0 +1,50 @@
+"""Named random streams: every draw is a pure function of who asks for it, never of what was drawn before.
+
+That is what makes ablations paired (switching one term of a loss off changes no other draw) and resume exact (there is
+no generator state to save).
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+
+
+def derive(*parts: int | str) -> int:
+    """A 63-bit seed for the stream named by `parts`, for example (seed, "order", task, stage, epoch)."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    """A fresh generator at the start of the stream named by `parts`."""
+    return torch.Generator().manual_seed(derive(*parts))
+
+
+def uniform(
+    key: int,
+    ids: Tensor,  # (examples,) int64
+    lane: int,
+) -> Tensor:  # (examples,) float64 in [0, 1)
+    """One number per example, a hash of (key, lane, id): the same whatever else is in the batch."""
+    state = _mix(ids + _signed(derive(key, lane)))
+    state = _mix(state + _signed(0x9E3779B97F4A7C15))
+    return (_shift(state, 11)).double() * 2.0**-53
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), on wrapping int64."""
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # logical: int64's own shift keeps the sign
+
+
+def _signed(x: int) -> int:
+    x &= _MASK
+    return x - (1 << 64) if x >= 1 << 63 else x

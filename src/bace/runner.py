@@ -1,0 +1,326 @@
+"""From a configuration to a finished run: assemble, train, write the run folder."""
+
+import contextlib
+import csv
+import dataclasses
+import fcntl
+import io
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bace import __version__, checkpoint, metrics
+from bace.config import Config
+from bace.data.benchmarks import Cut, find_benchmark, make_stream
+from bace.errors import ConfigError, DataError
+from bace.memory import Memory
+from bace.method import Method, Now
+from bace.methods import find_method
+from bace.models.adapters import add_adapters
+from bace.models.encoders import Encoder, freeze_prefix, load_encoder
+from bace.models.heads import CosineHead, Head, LinearHead
+from bace.models.model import Model
+from bace.randomness import generator
+from bace.settings import config_from
+from bace.stream import Stream
+from bace.trainer import Results, Trainer
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. `metrics` is what metrics.json holds; `matrix` has a row per task, in percent."""
+
+    metrics: dict[str, Any]
+    matrix: list[list[float]]
+    folder: Path | None
+    method: Method = field(repr=False)
+
+
+def run(
+    config: Config | Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    show: Callable[[float, str], None] | None = None,
+    **settings: Any,
+) -> Result:
+    """Learn a benchmark with a method, as `bace run` does.
+
+    Args:
+        config: settings, nested as in a YAML file; more of them can be given by name:
+            `run(benchmark="digits", method={"name": "bace", "alpha": 2}, memory=50, seed=1)`.
+        out: the run folder to write; None writes nothing.
+        resume: a run folder to continue, with the settings it was started with.
+        show: called with the share done and a line of text, for a progress bar.
+    """
+    if resume is not None:
+        if config is not None or settings or out is not None:
+            raise ConfigError("a resumed run keeps its own settings: give `resume` alone")
+        return _run_in(Path(resume), None, show)
+    if not isinstance(config, Config):
+        config = config_from({**(config or {}), **settings})
+    if out is None:
+        return _finish(_trainer(config, show=show), None)
+    return _run_in(Path(out), config, show)
+
+
+# -- assembling
+
+
+def assemble(config: Config) -> tuple[Method, Stream]:
+    """The method and the stream of a configuration, attached to each other."""
+    benchmark = find_benchmark(str(config.benchmark["name"]))
+    prepare_torch(config)
+    method = make_method(config, benchmark.modality)
+    encoder = load_encoder(config.backbone.name, image_size=config.backbone.image_size)
+    cut = Cut(**{k: v for k, v in config.benchmark.items() if k != "name"})  # type: ignore[arg-type]
+    stream = make_stream(benchmark.parts(cut), cut, encoder, config.backbone.name, config.seed)
+    check_memory(config, method, stream)
+    attach(method, stream, config)
+    return method, stream
+
+
+def make_method(config: Config, modality: str) -> Method:
+    found = find_method(str(config.method["name"]))
+    if modality not in found.modalities:
+        raise ConfigError(
+            f"{found.title} is not defined for {modality} data: it works on {', '.join(sorted(found.modalities))}"
+        )
+    return found(**{k: v for k, v in config.method.items() if k != "name"})
+
+
+def check_memory(config: Config, method: Method, stream: Stream) -> None:
+    """Say before training, not after the last task, that the memory cannot hold one example of each class."""
+    if method.uses_memory:
+        groups = len(set(stream.groups.tolist()) - {-1})
+        Memory(**dataclasses.asdict(config.memory)).quota(groups)
+
+
+def attach(method: Method, stream: Stream, config: Config) -> None:
+    """Give a method its stream, memory and network."""
+    device = torch.device(device_name(config.train.device))
+
+    def fresh_model() -> Model:
+        encoder = load_encoder(config.backbone.name, image_size=config.backbone.image_size)
+        return make_model(encoder, config).to(device)
+
+    stream.device = device
+    method.stream, method.training_settings, method.now = stream, config.train, Now(config.seed)
+    method.memory = Memory(**dataclasses.asdict(config.memory))
+    method.fresh_model = fresh_model
+    method.model = method.build(fresh_model())
+    method.to(device)
+    for memory in method.memories():
+        memory.cpu()  # ids, not numbers to compute with
+
+
+def make_model(encoder: Encoder, config: Config) -> Model:
+    if config.backbone.adapter:
+        add_adapters(encoder, config.backbone.adapter, generator(config.seed, "adapters"))
+    if config.backbone.freeze:
+        freeze_prefix(encoder, config.backbone.freeze)
+    head: Head
+    if config.head.kind == "cosine":
+        head = CosineHead(encoder.width, config.head.sigma_init, config.head.sigma_learn)
+    else:
+        head = LinearHead(encoder.width)
+    return Model(encoder, head)
+
+
+def device_name(wanted: str) -> str:
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"train.device '{wanted}' cannot be used here: {str(error).splitlines()[0]}") from error
+    return wanted
+
+
+def prepare_torch(config: Config) -> None:
+    """Threads, determinism, and a check that the precision asked for does not kill the process."""
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, changes nothing here
+    if config.train.precision == "bfloat16" and device_name(config.train.device) == "cpu":
+        probe = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))"
+        if subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode:
+            raise ConfigError("train.precision bfloat16 does not work on this CPU (probed): use float32")
+
+
+def _trainer(config: Config, **callbacks: Any) -> Trainer:
+    method, stream = assemble(config)
+    return Trainer(method, stream, config, **{k: v for k, v in callbacks.items() if v is not None})
+
+
+# -- the run folder
+
+
+def _run_in(folder: Path, config: Config | None, show: Callable[[float, str], None] | None) -> Result:
+    """Run or resume in a folder, which nobody else may use at the same time."""
+    resume = config is None
+    if config is None:
+        config = read_config(folder)
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"run folder '{folder}' is already in use: choose another --out, or continue with --resume")
+    if resume and (folder / "metrics.json").exists():
+        raise ConfigError(f"the run in '{folder}' is finished: there is nothing to resume")
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        if resume:
+            with contextlib.suppress(KeyError):
+                recorded = read_run(folder)["threads"]
+                if not config.train.threads:
+                    torch.set_num_threads(recorded)
+        log = _Log(folder / "log.jsonl")
+
+        def save(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+            checkpoint.save(
+                folder / "checkpoints", tensors, {**state, "log": log.size()}, keep=max(1, config.checkpoint.keep)
+            )
+
+        trainer = _trainer(config, log=log, save=save, show=show)
+        if not resume:
+            write_json(folder / "run.json", describe(config, trainer.stream))
+        found = checkpoint.load(folder / "checkpoints") if resume else None
+        if found is not None:
+            trainer.restore(*found)
+        log.cut(found[1]["log"] if found else 0)
+        return _finish(trainer, folder)
+
+
+def _finish(trainer: Trainer, folder: Path | None) -> Result:
+    results = trainer.run()
+    trainer.tick()
+    numbers = summary(results, trainer.stream, trainer.config)
+    if folder is not None:
+        write_text(folder / "matrix.csv", matrix_csv(results.matrix))
+        write_json(folder / "metrics.json", numbers)
+    return Result(numbers, results.matrix, folder, trainer.method)
+
+
+def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
+    """What metrics.json holds, in percent."""
+    last = results.details[-1]
+    numbers: dict[str, Any] = metrics.summary(results.matrix, results.before, results.chance)
+    if config.measure.fgt_max == "all":
+        numbers["FGT"] = numbers["FGT_all"]
+    numbers["seconds"] = round(results.seconds, 3)
+    numbers["score"] = "accuracy" if stream.background is None else "macro F1"
+    if "confusion" in last:
+        numbers["confusion"] = {"classes": stream.names, "counts": last["confusion"]}
+    if "per_class" in last:
+        numbers["sample_accuracy"] = last["sample_accuracy"]
+        numbers["per_class"] = dict(zip(stream.names, last["per_class"], strict=True))
+    if last["scores"]:
+        numbers["entities"] = last["scores"]
+    return numbers
+
+
+def describe(config: Config, stream: Stream) -> dict[str, Any]:
+    """What run.json holds: enough to run again, and to load the model without the data."""
+    return {
+        "method": find_method(str(config.method["name"])).title,
+        "benchmark": config.benchmark["name"],
+        "seed": config.seed,
+        "modality": stream.modality,
+        "config": dataclasses.asdict(config),
+        "versions": {
+            "bace": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "commit": _commit(),
+        "threads": torch.get_num_threads(),
+        "tasks": [
+            {"name": task.name, "classes": [stream.names[c] for c in task.classes]} for task in stream
+        ],
+    }
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "run.json").read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"'{folder}' is not a run folder: it has no run.json") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{folder / 'run.json'}' cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"'{folder / 'run.json'}' does not describe a run")
+    return found
+
+
+def read_config(folder: Path) -> Config:
+    return config_from(read_run(folder)["config"])
+
+
+def matrix_csv(matrix: list[list[float]]) -> str:
+    """Row t, column i: the score of task i after learning task t."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["task", *range(1, len(matrix) + 1)])
+    for t, row in enumerate(matrix, 1):
+        writer.writerow([t, *row, *[""] * (len(matrix) - t)])
+    return text.getvalue()
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    beside = path.with_name(f".{path.name}.unfinished")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+class _Log:
+    """log.jsonl: one event a line, flushed at once; cut back to the checkpoint on resume."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path.open("a")
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self.file.write(json.dumps(event) + "\n")
+        self.file.flush()
+
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def cut(self, size: int) -> None:
+        self.file.truncate(size)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The lock is the kernel's: it goes with the process, however that ends."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"run folder '{folder}' is already in use by another process: wait for it") from error
+        yield
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, when it is one."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,240 @@
+"""What a method is given to learn from: batches of rows, in tasks, by a stream that refuses what a task may not see.
+
+A *row* is what gets a label: an image, a text, or a word of a sentence. An *example* is what is stored and replayed: an
+image, a text, a sentence. For images and texts the two are the same thing and share their ids.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, overload
+
+import torch
+from torch import Tensor
+
+from bace.errors import DataError, StreamRefused
+
+Modality = Literal["image", "text", "token"]
+View = int | None  # the key of a random view (see Now.view); None is the clean view
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows to learn from or to predict."""
+
+    inputs: dict[str, Tensor]  # what the encoder takes
+    targets: Tensor  # (rows,)  class ids in order of arrival
+    examples: Tensor  # (examples,)  ids in the stream
+    rows: Tensor  # (rows,)  ids of rows in the stream
+    at: Tensor | None = None  # (rows, 2)  example position in the batch and token position of each row; tokens only
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @staticmethod
+    def cat(first: "Batch", second: "Batch | None") -> "Batch":
+        """Both batches as one, so that the network is passed once; texts are padded to the longer of the two."""
+        if second is None:
+            return first
+        at = None
+        if first.at is not None and second.at is not None:
+            shift = torch.tensor([len(first.examples), 0], device=second.at.device)
+            at = torch.cat([first.at, second.at + shift])
+        return Batch(
+            {key: _cat_padded(first.inputs[key], second.inputs[key]) for key in first.inputs},
+            torch.cat([first.targets, second.targets]),
+            torch.cat([first.examples, second.examples]),
+            torch.cat([first.rows, second.rows]),
+            at,
+        )
+
+    def pick(self, rows: Tensor) -> "Batch":  # rows: (picked,) positions in this batch
+        """The same inputs with only these rows asked for (tokens), or only these examples (images, texts)."""
+        if self.at is not None:
+            return replace(self, targets=self.targets[rows], rows=self.rows[rows], at=self.at[rows])
+        inputs = {key: value[rows] for key, value in self.inputs.items()}
+        return Batch(inputs, self.targets[rows], self.examples[rows], self.rows[rows])
+
+
+def _cat_padded(a: Tensor, b: Tensor) -> Tensor:
+    if a.ndim == 2 and a.shape[1] != b.shape[1]:  # token ids and masks; what the mask hides may hold any id
+        length = max(a.shape[1], b.shape[1])
+        a, b = (torch.nn.functional.pad(x, (0, length - x.shape[1])) for x in (a, b))
+    return torch.cat([a, b])
+
+
+class Examples(Protocol):
+    """Raw examples of one modality, turned into batched tensors (data/images.py, texts.py, entities.py)."""
+
+    modality: Modality
+
+    def __len__(self) -> int: ...
+
+    def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]: ...
+
+    def take(self, examples: Tensor) -> dict[str, Tensor]: ...
+
+    def prepend(self, kept: dict[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step of the stream: new classes and the examples that show them."""
+
+    index: int
+    name: str
+    classes: range
+    train: Tensor  # (examples,) ids
+    valid: Tensor  # (examples,) ids; empty unless `val_fraction` holds some out
+    test: Tensor  # (examples,) ids
+
+
+NO_IDS = torch.zeros(0, dtype=torch.int64)
+
+
+@dataclass
+class Stream(Sequence[Task]):
+    """The tasks in order, and the only door to their examples.
+
+    While task t is learned, only its training examples and those in the memory are served; asking for anything else
+    raises StreamRefused. Evaluation, joint training and probing take an explicit `licence`, which is logged.
+    """
+
+    data: Examples
+    targets: Tensor  # (rows,) class ids in order of arrival
+    tasks: list[Task]
+    names: list[str]  # of the classes, in order of arrival; tokens: "O", then "B-type", "I-type"
+    background: int | None = None  # the class shared by all tasks that hides old and future ones (O), tokens only
+    row_start: Tensor | None = None  # (examples + 1,) first row of each example; None: a row an example
+    positions: Tensor | None = None  # (rows,) token position of each row in its sentence; tokens only
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    licences: list[str] = field(default_factory=list)
+    _open: Tensor = field(init=False, repr=False)  # (examples,) bool: what may be read now
+
+    def __post_init__(self) -> None:
+        self._open = torch.zeros(len(self.data), dtype=torch.bool)
+        self._check_classes()
+
+    # -- the sequence of tasks
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        return self.tasks[index]
+
+    @property
+    def modality(self) -> Modality:
+        return self.data.modality
+
+    @property
+    def groups(self) -> Tensor:
+        """(classes,) what each class counts as in a memory's quota: itself, or its entity type; -1 for background."""
+        if self.background is None:
+            return torch.arange(len(self.names))
+        types = list(dict.fromkeys(entity_type(name) for name in self.names if name != "O"))
+        return torch.tensor([-1 if name == "O" else types.index(entity_type(name)) for name in self.names])
+
+    # -- reading
+
+    def batch(self, examples: Tensor, *, view: View = None) -> Batch:
+        """These examples with all their rows."""
+        self.check(examples)
+        inputs = self.data.inputs(examples, view, self.device)
+        if self.row_start is None:
+            targets = self.targets[examples]
+            return Batch(inputs, targets.to(self.device), examples, examples)
+        rows, owner = self._rows_of(examples)
+        at = torch.stack([owner, self._positions()[rows]], dim=1)
+        return Batch(inputs, self.targets[rows].to(self.device), examples, rows, at.to(self.device))
+
+    def rows(self, rows: Tensor, *, view: View = None) -> Batch:
+        """Exactly these rows, in this order; a sentence that holds several of them is passed once."""
+        if self.row_start is None:
+            return self.batch(rows, view=view)
+        owner = torch.searchsorted(self.row_start, rows, right=True) - 1
+        examples, inverse = torch.unique(owner, return_inverse=True)
+        self.check(examples)
+        at = torch.stack([inverse, self._positions()[rows]], dim=1).to(self.device)
+        inputs = self.data.inputs(examples, view, self.device)
+        return Batch(inputs, self.targets[rows].to(self.device), examples, rows, at)
+
+    def labels(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) row ids, (rows,) class ids
+        """The rows of these examples and their classes, without making inputs."""
+        self.check(examples)
+        rows = examples if self.row_start is None else self._rows_of(examples)[0]
+        return rows, self.targets[rows]
+
+    def by_group(self, examples: Tensor) -> dict[int, Tensor]:
+        """Which of these examples show each group (class or entity type), in their order."""
+        self.check(examples)
+        if self.row_start is None:
+            owner, rows = torch.arange(len(examples)), examples
+        else:
+            rows, owner = self._rows_of(examples)
+        groups = self.groups[self.targets[rows]]
+        found = sorted(set(groups.tolist()) - {-1})
+        return {group: examples[torch.unique(owner[groups == group])] for group in found}
+
+    # -- what may be read
+
+    def begin(self, task: Task, memory: Tensor, *, past: bool = False) -> None:
+        """Open task `task`'s training examples and the memory's, and close everything else."""
+        self._open.zero_()
+        self._open[task.train] = True
+        self._open[memory] = True
+        if past:
+            for earlier in self.tasks[: task.index]:
+                self._open[earlier.train] = True
+
+    @contextmanager
+    def licence(self, reason: str, examples: Tensor) -> Iterator[None]:
+        """Open more examples for a stated and logged reason (evaluation, probing)."""
+        if reason not in self.licences:
+            self.licences.append(reason)
+        before = self._open.clone()
+        self._open[examples] = True
+        try:
+            yield
+        finally:
+            self._open = before
+
+    def check(self, examples: Tensor) -> None:
+        """Raise StreamRefused unless every one of these examples may be read now."""
+        allowed = self._open[examples]
+        if not bool(allowed.all()):
+            refused = examples[~allowed]
+            raise StreamRefused(
+                f"the stream refuses example {int(refused[0])} ({len(refused)} of {len(examples)} asked for): it is "
+                "neither in the current task's training set nor in the memory. A method may read only those; joint "
+                "training declares `licence = 'past'`."
+            )
+
+    # -- inside
+
+    def _positions(self) -> Tensor:
+        assert self.positions is not None
+        return self.positions
+
+    def _rows_of(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) position of their example
+        assert self.row_start is not None
+        start, count = self.row_start[examples], self.row_start[examples + 1] - self.row_start[examples]
+        owner = torch.repeat_interleave(torch.arange(len(examples)), count)
+        first = torch.cumsum(count, 0) - count
+        return torch.arange(len(owner)) - first[owner] + start[owner], owner
+
+    def _check_classes(self) -> None:
+        expected = 0
+        for task in self.tasks:
+            if task.classes.start != expected:
+                raise DataError(f"task '{task.name}' starts at class {task.classes.start}, expected {expected}")
+            expected = task.classes.stop
+
+
+def entity_type(name: str) -> str:
+    """'B-person' -> 'person'."""
+    return name[2:]

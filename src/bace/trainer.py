@@ -1,0 +1,395 @@
+"""The one loop. A method returns losses; the trainer owns the steps, the order of things, checkpoints and measures.
+
+Read it from `Trainer.run` down. A run can be cut at every `resume_point` and goes on from there, bit for bit.
+"""
+
+import copy
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bace import metrics
+from bace.checkpoint import split_state
+from bace.config import Config
+from bace.errors import CheckpointError, TrainingError
+from bace.evaluation import predict, score
+from bace.method import Method, Stage
+from bace.models.heads import imprint
+from bace.randomness import derive, generator
+from bace.stream import Stream, Task
+
+FWT_DRAWS = 5  # random heads that make up "chance" in forward transfer
+
+
+@dataclass
+class At:
+    """The next thing to do."""
+
+    task: int = 0
+    phase: Literal["begin", "train", "finish", "evaluate"] = "begin"
+    stage: int = 0
+    prepared: bool = False
+    epoch: int = 0
+    step: int = 0
+    sums: dict[str, float] = field(default_factory=dict)  # loss terms of the epoch so far
+    best: float | None = None  # validation loss, for early stopping
+    stale: int = 0
+
+
+@dataclass
+class Results:
+    """What was measured so far; plain JSON."""
+
+    matrix: list[list[float]] = field(default_factory=list)  # row t: score of each task up to t after learning task t
+    before: list[float] = field(default_factory=list)  # score of tasks 2.. with imprinted rows, before learning them
+    chance: list[float] = field(default_factory=list)  # the same with random rows
+    details: list[dict[str, Any]] = field(default_factory=list)  # per task: everything else
+    seconds: float = 0.0
+
+
+class Trainer:
+    """Learns a stream with a method.
+
+    Args:
+        method, stream: attached to each other (see run.py).
+        config: training, measures and checkpoint settings.
+        log: takes one JSON-able event at a time.
+        save: called with (tensors, JSON state) when a checkpoint is due; None: never saved.
+        show: called with the current position for a progress bar.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        stream: Stream,
+        config: Config,
+        *,
+        log: Callable[[dict[str, Any]], None] = lambda event: None,
+        save: Callable[[dict[str, Tensor], dict[str, Any]], None] | None = None,
+        show: Callable[[float, str], None] = lambda done, text: None,
+    ) -> None:
+        self.method, self.stream, self.config = method, stream, config
+        self.log, self.save, self.show = log, save, show
+        self.at, self.results = At(), Results()
+        self.optimiser: torch.optim.Optimizer | None = None
+        self.saved_optimiser: dict[str, Tensor] = {}  # by parameter and slot, from the checkpoint
+        self.steps_since_save = 0
+        self.clock = time.monotonic()
+        precision = config.train.precision == "bfloat16"
+        self.autocast = torch.autocast(stream.device.type, torch.bfloat16, enabled=precision)
+
+    # -- the story
+
+    def run(self) -> Results:
+        """All tasks, from wherever the run is."""
+        while self.at.task < len(self.stream):
+            task = self.stream[self.at.task]
+            self.learn(task)
+            self.evaluate(task)
+            self.at = At(task=task.index + 1)
+            self.resume_point("task", due=True)
+        return self.results
+
+    def learn(self, task: Task) -> None:
+        """One task: before_task, grow, the stages, after_task."""
+        method, at = self.method, self.at
+        self.enter(task)
+        if at.phase == "begin":
+            self.measure_transfer(task)
+            method.before_task(task)
+            method.grow(task)
+            if self.config.head.head_init == "imprint":
+                self.imprint_head(task)
+            at.phase = "train"
+        if at.phase == "train":
+            stages = method.stages(task)
+            while at.stage < len(stages):
+                self.train(stages[at.stage], len(stages))
+                at.stage, at.prepared, at.epoch, at.step, at.best, at.stale = at.stage + 1, False, 0, 0, None, 0
+                self.resume_point("stage")
+            at.phase = "finish"
+            self.resume_point("finish")
+        if at.phase == "finish":
+            self.set_stage("after task")
+            method.eval()
+            method.after_task(task)
+            at.phase = "evaluate"
+            self.resume_point("evaluate")
+
+    def train(self, stage: Stage, stages: int) -> None:
+        """One stage: epochs of shuffled batches."""
+        method, at, now = self.method, self.at, self.method.now
+        self.set_stage(stage.name)
+        if not at.prepared:
+            if stage.structure:
+                stage.structure()
+            if stage.prepare:
+                stage.prepare()
+            at.prepared = True
+        examples, module = stage.examples(), stage.module()
+        parameters = list(stage.parameters() if stage.parameters else module.parameters())
+        self.optimiser = self.make_optimiser(stage, parameters) if stage.optimise else None
+        now.epochs, now.steps = stage.epochs, -(-len(examples) // stage.batch_size)
+        while at.epoch < stage.epochs:
+            now.epoch, now.step = at.epoch, 0
+            method.eval()
+            method.before_epoch(stage)
+            module.train()
+            order = examples[torch.randperm(len(examples), generator=now.rng("order"))]
+            for ids in order.split(stage.batch_size)[at.step :]:
+                now.step = at.step
+                self.set_learning_rate(stage, (at.epoch + at.step / now.steps) / stage.epochs)
+                batch = self.stream.batch(ids, view=now.view() if stage.augment else None)
+                for part, piece in enumerate(method.expand(batch)):
+                    # every step's dropout has its own seed, and every named pass its own again (Model.forward)
+                    torch.manual_seed(derive(now.seed, "dropout", now.task, now.stage, now.epoch, now.step, part))
+                    self.step(stage, piece, parameters)
+                at.step += 1
+                self.show_progress(stage, stages)
+                self.resume_point("step", steps=1)
+            method.after_epoch(stage)
+            self.log_epoch(stage)
+            at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
+            if self.converged(stage):
+                break
+        module.eval()
+
+    def step(self, stage: Stage, batch: Any, parameters: list[nn.Parameter]) -> None:
+        """Loss, gradient, update."""
+        method, optimiser = self.method, self.optimiser
+        with self.autocast:
+            loss = stage.loss(batch)
+        if loss is not None:
+            terms = loss if isinstance(loss, dict) else {"loss": loss}
+            total = functools.reduce(torch.add, terms.values())
+            self.check_finite(total, terms)
+            assert optimiser is not None
+            optimiser.zero_grad(set_to_none=True)
+            total.backward()
+            method.before_step(batch)
+            if self.config.train.clip:
+                nn.utils.clip_grad_norm_(parameters, self.config.train.clip)
+            optimiser.step()
+            for name, term in terms.items():
+                self.at.sums[name] = self.at.sums.get(name, 0.0) + float(term)
+            self.at.sums["steps"] = self.at.sums.get("steps", 0) + 1
+        method.after_step(batch)
+
+    def evaluate(self, task: Task) -> None:
+        """Score every task so far, without being told which task an example is from."""
+        self.set_stage("evaluate")
+        row, details = [], []
+        lenient = self.config.measure.map_foreign_types_to_O
+        truths, guesses = [], []
+        for earlier in self.stream[: task.index + 1]:
+            with self.stream.licence("evaluation", earlier.test):
+                rows, predicted = predict(self.method, earlier.test)
+            details.append(score(self.stream, earlier, rows, predicted, lenient=lenient))
+            row.append(details[-1].pop("score"))
+            truths.append(self.stream.targets[rows])
+            guesses.append(predicted)
+        targets, predicted = torch.cat(truths), torch.cat(guesses)
+        detail: dict[str, Any] = {"scores": [d for d in details if d]}
+        if self.stream.background is None:
+            detail["sample_accuracy"] = metrics.accuracy(predicted, targets)
+            detail["per_class"] = metrics.per_class_accuracy(predicted, targets, task.classes.stop)
+            if task.index == len(self.stream) - 1:
+                detail["confusion"] = metrics.confusion_matrix(predicted, targets, task.classes.stop).tolist()
+        self.results.matrix.append(row)
+        self.results.details.append(detail)
+        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": metrics.average_accuracy(row)})
+
+    # -- measures beside accuracy
+
+    def measure_transfer(self, task: Task) -> None:
+        """Forward transfer: score of a task before it is learned, by rows imprinted from its data (bace.md 5.4)."""
+        if task.index == 0 or not self.config.measure.fwt or not self.method.growing_head:
+            return
+        with self.stream.licence("forward transfer (measured before the task, fed back to nothing)", task.test):
+            shown, asked = self.method.outputs(task.train), self.method.outputs(task.test)
+            targets = self.stream.labels(task.train)[1]
+            rows = self.stream.labels(task.test)[0]
+        lenient = self.config.measure.map_foreign_types_to_O
+
+        def scored(new_rows: Tensor | None, draw: int) -> float:
+            head = copy.deepcopy(self.method.model.head)
+            head.grow(len(task.classes), generator(self.config.seed, "transfer", task.index, draw))
+            if new_rows is not None:
+                head.blocks[-1].data.copy_(new_rows)
+            with torch.inference_mode():
+                predicted = head(asked.features.to(self.stream.device)).argmax(1).cpu()
+            return score(self.stream, task, rows, predicted, lenient=lenient)["score"]
+
+        old_rows = self.method.model.head.weight.detach().cpu()
+        self.results.before.append(scored(imprint(shown.features, targets, task.classes, old_rows), 0))
+        self.results.chance.append(sum(scored(None, draw) for draw in range(FWT_DRAWS)) / FWT_DRAWS)
+
+    def imprint_head(self, task: Task) -> None:
+        """`head_init = imprint`: the new rows start as the mean features of their classes (bace.md 1.4)."""
+        head = self.method.model.head
+        targets = self.stream.labels(task.train)[1]
+        old_rows = head.weight.detach().cpu()[: task.classes.start]
+        rows = imprint(self.method.outputs(task.train).features, targets, task.classes, old_rows)
+        head.blocks[-1].data.copy_(rows)
+
+    def converged(self, stage: Stage) -> bool:
+        """Early stopping on the validation loss; off unless `train.early_stop` is set."""
+        valid = self.stream[self.at.task].valid
+        if not self.config.train.early_stop or not len(valid):
+            return False
+        with self.stream.licence("validation", valid):
+            logits = self.method.outputs(valid).logits
+            loss = float(nn.functional.cross_entropy(logits, self.stream.labels(valid)[1]))
+        better = self.at.best is None or loss < self.at.best
+        self.at.best, self.at.stale = (loss, 0) if better else (self.at.best, self.at.stale + 1)
+        return self.at.stale >= self.config.train.early_stop
+
+    # -- the optimiser
+
+    def make_optimiser(self, stage: Stage, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """A new one, with the state it had in the checkpoint, or (reset_optimiser off) in the stage before."""
+        train = self.config.train
+        lr = stage.lr if stage.lr is not None else train.lr
+        head_lr = lr if stage.lr is not None or train.head_lr is None else train.head_lr
+        names = {id(p): name for name, p in self.method.named_parameters()}
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for p in parameters:
+            if p.requires_grad:
+                rate = head_lr if ".head." in f".{names.get(id(p), '')}" else lr
+                decay = train.weight_decay if p.ndim > 1 else 0.0
+                groups.setdefault((rate, decay), []).append(p)
+        if not groups:
+            raise TrainingError(f"stage '{stage.name}' of {type(self.method).__name__} has no trainable parameter")
+        # fused: one kernel instead of a Python loop over parameters
+        options = [{"params": ps, "lr": r, "base_lr": r, "weight_decay": d} for (r, d), ps in groups.items()]
+        optimiser: torch.optim.Optimizer
+        if train.optimiser == "sgd":
+            optimiser = torch.optim.SGD(options, lr=lr, momentum=train.momentum, fused=True)
+        else:
+            optimiser = torch.optim.AdamW(options, lr=lr, fused=True)
+        for p in parameters:
+            slots = self.saved_optimiser_slots(names.get(id(p), ""))
+            if slots:
+                optimiser.state[p] = slots
+            elif not train.reset_optimiser and self.optimiser is not None and p in self.optimiser.state:
+                optimiser.state[p] = self.optimiser.state[p]
+        self.saved_optimiser = {}
+        return optimiser
+
+    def set_learning_rate(self, stage: Stage, progress: float) -> None:
+        factor = {
+            "constant": 1.0,
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + float(torch.cos(torch.tensor(torch.pi * progress)))),
+        }[self.config.train.schedule]
+        for group in self.optimiser.param_groups if self.optimiser else ():
+            group["lr"] = self.method.now.lr = group["base_lr"] * factor
+
+    # -- where we are
+
+    def enter(self, task: Task) -> None:
+        self.set_task(task)
+        past = self.method.licence == "past"
+        self.stream.begin(task, self.method.remembered(), past=past)
+        if past and "joint training" not in self.stream.licences:
+            self.stream.licences.append("joint training")
+            self.log({"event": "licence", "reason": "joint training: all earlier training data may be read"})
+        self.set_stage("before task")
+
+    def set_task(self, task: Task) -> None:
+        now = self.method.now
+        now.task, now.known, now.seen = task.index, task.classes.start, task.classes.stop
+
+    def set_stage(self, name: str) -> None:
+        now = self.method.now
+        now.stage, now.epoch, now.step = name, 0, 0
+
+    def show_progress(self, stage: Stage, stages: int) -> None:
+        at, tasks = self.at, len(self.stream)
+        share_of_stage = (at.epoch + at.step / self.method.now.steps) / stage.epochs
+        text = f"task {at.task + 1}/{tasks} {stage.name} epoch {at.epoch + 1}/{stage.epochs}"
+        self.show((at.task + (at.stage + share_of_stage) / stages) / tasks, text)
+
+    def log_epoch(self, stage: Stage) -> None:
+        sums = dict(self.at.sums)
+        steps = sums.pop("steps", 0)
+        terms = {name: value / steps for name, value in sums.items()} if steps else {}
+        event = {"event": "epoch", "task": self.at.task + 1, "stage": stage.name, "epoch": self.at.epoch}
+        self.log({**event, "loss": sum(terms.values()) if terms else None, "terms": terms})
+
+    def check_finite(self, total: Tensor, terms: dict[str, Tensor]) -> None:
+        if bool(torch.isfinite(total)):
+            return
+        now = self.method.now
+        guilty = [name for name, term in terms.items() if not bool(torch.isfinite(term))] or list(terms)
+        raise TrainingError(
+            f"the loss is not finite: term '{guilty[0]}' is {float(terms[guilty[0]])} in task {now.task + 1}, stage "
+            f"'{now.stage}', epoch {now.epoch + 1}, step {now.step + 1}. The last good checkpoint is kept; try a "
+            "lower train.lr, or train.clip 1."
+        )
+
+    # -- saving and going on
+
+    def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
+        """A place where a run may be cut; a checkpoint is written if one is due."""
+        self.steps_since_save += steps
+        every = self.config.checkpoint.every
+        if self.save is not None and (due or (every and self.steps_since_save >= every)):
+            self.tick()
+            self.save(*self.state())
+            self.steps_since_save = 0
+
+    def tick(self) -> None:
+        passed = time.monotonic()
+        self.results.seconds, self.clock = self.results.seconds + passed - self.clock, passed
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that the rest of the run depends on."""
+        tensors, plain = split_state(self.method.state_dict())
+        tensors = {f"method.{name}": value for name, value in tensors.items()}
+        names: dict[Tensor, str] = {p: name for name, p in self.method.named_parameters()}
+        for p, slots in self.optimiser.state.items() if self.optimiser and not self.optimiser_is_over() else ():
+            for slot, value in slots.items():
+                if value is not None:
+                    tensors[f"optimiser.{names[p]}|{slot}"] = torch.as_tensor(value)
+        at, results = dataclasses.asdict(self.at), dataclasses.asdict(self.results)
+        return tensors, {"at": at, "results": results, "method": plain, "licences": self.stream.licences}
+
+    def optimiser_is_over(self) -> bool:
+        return self.config.train.reset_optimiser and not self.at.prepared
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Make the shapes again (grow, structure), then fill in the saved values."""
+        self.at, self.results = At(**state["at"]), Results(**state["results"])
+        self.stream.licences = list(state["licences"])
+        for task in self.stream[: self.at.task + 1]:
+            current = task.index == self.at.task
+            if current and self.at.phase == "begin":
+                break
+            self.set_task(task)
+            self.method.grow(task)
+            stages = self.method.stages(task)
+            begun = self.at.stage + int(self.at.prepared) if current and self.at.phase == "train" else len(stages)
+            for stage in stages[:begun]:
+                if stage.structure:
+                    stage.structure()
+        values = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
+        try:
+            self.method.load_state_dict({**values, **state["method"]})
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the checkpoint does not fit this method and backbone: {str(error).splitlines()[-1].strip()}"
+            ) from error
+        slots = {name: t for name, t in tensors.items() if name.startswith("optimiser.")}
+        self.saved_optimiser = {name.removeprefix("optimiser."): t for name, t in slots.items()}
+        self.clock = time.monotonic()
+
+    def saved_optimiser_slots(self, parameter: str) -> dict[str, Tensor]:
+        prefix = f"{parameter}|"
+        return {n.removeprefix(prefix): t for n, t in self.saved_optimiser.items() if n.startswith(prefix)}

@@ -1,0 +1,247 @@
+"""What every method must do, whatever it is: the conformance suite, in the manner of scikit-learn's estimator checks.
+
+Each check takes a method's name and a modality; test_methods.py runs all of them over all registered methods.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import bace
+from bace import checkpoint
+from bace.errors import DataError, StreamRefused
+from bace.methods import find_method
+from bace.runner import Result, assemble
+from bace.settings import config_from
+from bace.trainer import Trainer
+
+
+class Cut(Exception):
+    """The run is cut here."""
+
+
+def straight_run(tiny: Any, method: Any, modality: str, folder: Path, **changes: object) -> Result:
+    return bace.run(tiny.settings(modality, **{"method": method, **changes}), out=folder)
+
+
+def final_state(folder: Path) -> tuple[dict[str, Tensor], Any]:
+    """Everything a finished run leaves, but for times."""
+    found = checkpoint.load(folder / "checkpoints")
+    assert found is not None
+    tensors, _ = found
+    metrics = json.loads((folder / "metrics.json").read_text())
+    del metrics["seconds"]
+    files = {name: (folder / name).read_text() for name in ("matrix.csv", "log.jsonl")}
+    return tensors, (metrics, files)
+
+
+def assert_same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tensor], Any]) -> None:
+    assert one[1] == other[1]
+    assert one[0].keys() == other[0].keys()
+    for name, value in one[0].items():
+        assert torch.equal(value, other[0][name]), name
+
+
+# -- the checks
+
+
+def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    result = bace.run(
+        tiny.settings(modality, method=method, **{"benchmark.tasks": [2, 1], "train.epochs": 15, "train.batch_size": 4})
+    )
+    assert result.matrix[0][0] >= 80
+
+
+def check_two_runs_are_equal(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    straight_run(tiny, method, modality, folder / "again")
+    assert_same(final_state(folder / "straight"), final_state(folder / "again"))
+
+
+def check_seed_matters(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    straight_run(tiny, method, modality, folder / "seed", seed=1)
+    assert final_state(folder / "straight")[1] != final_state(folder / "seed")[1]
+
+
+def check_resume_equals_the_straight_run(
+    tiny: Any, method: str, modality: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut at every kind of resume point, once in the first and once in a later task."""
+    expected = final_state(folder / "straight")
+    for kind, count in resume_points(tiny, method, modality):
+        place = folder / f"{kind}-{count}"
+        with monkeypatch.context() as patch:
+            patch.setattr("bace.runner.Trainer", cutting_at(kind, count))
+            with pytest.raises(Cut):
+                straight_run(tiny, method, modality, place)
+        bace.run(resume=place)
+        assert_same(expected, final_state(place))
+
+
+def check_a_finished_run_predicts_the_same(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    learner = bace.load(folder / "straight")
+    inputs, truth = test_examples(tiny, modality)
+    config = config_from(tiny.settings(modality, method=method))
+    metrics = json.loads((folder / "straight" / "metrics.json").read_text())
+    predicted = learner.predict(inputs)
+    if modality == "token":
+        assert all(len(tags) == len(words) for tags, words in zip(predicted, inputs, strict=True))
+    else:
+        right = np.mean([p == t for p, t in zip(predicted, truth, strict=True)])
+        assert 100 * right == pytest.approx(metrics["sample_accuracy"], abs=1e-4)
+    assert config.benchmark["path"]
+
+
+def check_memory_stays_within_its_budget(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    tensors, _ = final_state(folder / "straight")
+    sizes = [len(value) for name, value in tensors.items() if name.endswith(".examples")]
+    assert sum(sizes) <= 10
+    uses_memory = find_method(method).uses_memory
+    assert (sum(sizes) > 0) == uses_memory
+
+
+def check_frozen_blocks_stay_frozen(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    config = config_from(tiny.settings(modality, method=method, **{"backbone.freeze": 1}))
+    learned, stream = assemble(config)
+    before = {k: v.clone() for k, v in learned.model.state_dict().items()}
+    frozen = {name for name, p in learned.model.named_parameters() if not p.requires_grad}
+    assert frozen
+    Trainer(learned, stream, config).run()
+    after = learned.model.state_dict()
+    changed = {name for name in before if name in after and not torch.equal(before[name], after[name])}
+    assert changed
+    assert not changed & frozen
+
+
+def check_nothing_is_pickled(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    suffixes = {path.suffix for path in (folder / "straight").rglob("*") if path.is_file() and path.name != ".lock"}
+    assert suffixes <= {".json", ".jsonl", ".csv", ".safetensors"}
+
+
+def check_peeking_is_refused(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    """While a task is learned, its own test examples and later tasks' are closed to the method."""
+    config = config_from(tiny.settings(modality, method=method))
+    learned, stream = assemble(config)
+    asked: list[int] = []
+    original = learned.before_epoch
+
+    def peeking(stage: Any) -> None:
+        original(stage)
+        task = stream[learned.now.task]
+        future = [later.train for later in stream[learned.now.task + 1 :]]
+        for ids in [task.test, *future]:
+            with pytest.raises(StreamRefused, match="refuses example"):
+                stream.batch(ids[:1])
+            with pytest.raises(StreamRefused):
+                stream.labels(ids[:1])
+        if learned.licence == "task" and learned.now.task:
+            gone = stream[0].train[~torch.isin(stream[0].train, learned.remembered())]
+            with pytest.raises(StreamRefused):
+                stream.batch(gone[:1])
+            asked.append(1)
+
+    learned.before_epoch = peeking  # type: ignore[method-assign]
+    Trainer(learned, stream, config).run()
+    assert asked or learned.licence == "past"
+
+
+def check_learner(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    """Taught call by call with the old data gone; saved and loaded it predicts and learns on as before."""
+    settings = {k: v for k, v in tiny.settings(modality).items() if not k.startswith("benchmark")}
+    learner = bace.Learner(method, **settings)
+    first, second = (training_examples(tiny, modality, classes) for classes in ((0, 1), (2, 3)))
+    learner.partial_fit(*first)
+    learner.save(folder / "learner")
+    loaded = bace.Learner.load(folder / "learner")
+    inputs, _ = test_examples(tiny, modality)
+    assert loaded.predict(inputs) == learner.predict(inputs)
+    learner.partial_fit(*second)
+    loaded.partial_fit(*second)
+    assert loaded.predict(inputs) == learner.predict(inputs)
+    assert len(learner.classes_) == 4
+    with pytest.raises(DataError, match="learned before"):
+        learner.partial_fit(*first)
+
+
+CHECKS = [
+    check_learns_one_task,
+    check_two_runs_are_equal,
+    check_seed_matters,
+    check_resume_equals_the_straight_run,
+    check_a_finished_run_predicts_the_same,
+    check_memory_stays_within_its_budget,
+    check_frozen_blocks_stay_frozen,
+    check_nothing_is_pickled,
+    check_peeking_is_refused,
+    check_learner,
+]
+
+
+# -- what the checks are made of
+
+
+def cutting_at(kind: str, count: int) -> type[Trainer]:
+    """A trainer that writes a checkpoint at the count-th resume point of this kind, and dies there."""
+
+    class CutTrainer(Trainer):
+        met = 0
+
+        def resume_point(self, here: str, *, steps: int = 0, due: bool = False) -> None:
+            self.met += here == kind
+            stop = here == kind and self.met == count
+            super().resume_point(here, steps=steps, due=due or stop)
+            if stop:
+                raise Cut
+
+    return CutTrainer
+
+
+def resume_points(tiny: Any, method: str, modality: str) -> list[tuple[str, int]]:
+    """One early and one late resume point of each kind that this method passes."""
+    met: dict[str, int] = {}
+
+    class Counting(Trainer):
+        def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
+            met[kind] = met.get(kind, 0) + 1
+
+    config = config_from(tiny.settings(modality, method=method))
+    Counting(*assemble(config), config).run()
+    late = {"step": lambda n: 2 * n // 3 + 1, "task": lambda n: n - 1}
+    points = {(kind, 2 if kind == "step" else 1) for kind in met}
+    return sorted(points | {(kind, late.get(kind, lambda n: n)(n)) for kind, n in met.items()})
+
+
+def test_examples(tiny: Any, modality: str) -> tuple[Any, Any]:
+    return _examples(tiny, modality, "test", range(5))
+
+
+def training_examples(tiny: Any, modality: str, classes: Any) -> tuple[Any, Any]:
+    return _examples(tiny, modality, "train", classes)
+
+
+test_examples.__test__ = False  # type: ignore[attr-defined]  # its name is about data
+
+
+def _examples(tiny: Any, modality: str, split: str, classes: Any) -> tuple[Any, Any]:
+    names = [tiny.classes[c] for c in classes]
+    if modality == "image":
+        files = [(f, name) for name in names for f in sorted((tiny.folder / "pictures" / split / name).iterdir())]
+        return np.stack([np.asarray(Image.open(f)) for f, _ in files]), [name for _, name in files]
+    if modality == "text":
+        lines = (tiny.folder / "texts" / f"{split}.csv").read_text().splitlines()[1:]
+        pairs = [line.split(",") for line in lines]
+        own = [(text, label) for text, label in pairs if label in names]
+        return [text for text, _ in own], [label for _, label in own]
+    from conftest import TYPES
+
+    types = {TYPES[c] for c in classes}
+    blocks = (tiny.folder / "sentences" / f"{split}.conll").read_text().strip().split("\n\n")
+    sentences = [[line.split() for line in block.splitlines()] for block in blocks]
+    own_sentences = [s for s in sentences if any(tag[2:] in types for _, tag in s)]
+    words = [[word for word, _ in s] for s in own_sentences]
+    return words, [[tag if tag[2:] in types else "O" for _, tag in s] for s in own_sentences]

@@ -1,0 +1,154 @@
+"""Tiny backbones and data sets, made once, and where the real ones are."""
+
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).parent.parent
+
+
+def shared(variable: str, folder: str) -> Path | None:
+    path = Path(os.environ.get(variable, ROOT.parent / "shared" / folder))
+    return path if path.exists() else None
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    path = shared("BACE_DATA", "data")
+    return path or pytest.skip("the real data are not here: set BACE_DATA")
+
+
+@pytest.fixture(scope="session")
+def real_models() -> Path:
+    path = shared("BACE_MODELS", "models")
+    return path or pytest.skip("the pre-trained models are not here: set BACE_MODELS")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> "Tiny":
+    return Tiny(tmp_path_factory.mktemp("tiny"))
+
+
+WORDS = [f"w{i}" for i in range(60)]
+TYPES = ["person", "place", "thing", "event", "time"]
+
+
+class Tiny:
+    """Backbones of two small blocks and data sets of five classes, in the layouts that users have."""
+
+    classes = ("ant", "bee", "cat", "dog", "eel")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.vit, self.bert = str(folder / "vit"), str(folder / "bert")
+        _save_vit(folder / "vit")
+        _save_bert(folder / "bert")
+        _save_pictures(folder / "pictures", self.classes)
+        _save_texts(folder / "texts", self.classes)
+        _save_sentences(folder / "sentences")
+
+    def settings(self, modality: str, **changes: object) -> dict[str, object]:
+        """A run of three tasks of 2, 1 and 2 classes in about a second."""
+        base = {
+            "benchmark.tasks": [2, 1, 2],
+            "train.epochs": 2,
+            "train.batch_size": 8,
+            "train.lr": 0.05,
+            "train.optimiser": "sgd",
+            "memory.size": 10,
+            "measure.fwt": True,
+        }
+        kind = {
+            "image": {"benchmark": "my-images", "benchmark.path": str(self.folder / "pictures"), "backbone": self.vit},
+            "text": {"benchmark": "my-texts", "benchmark.path": str(self.folder / "texts"), "backbone": self.bert},
+            "token": {
+                "benchmark": "my-entities",
+                "benchmark.path": str(self.folder / "sentences"),
+                "backbone": self.bert,
+            },
+        }[modality]
+        return {**base, **kind, **changes}
+
+
+def _save_vit(folder: Path) -> None:
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4
+    )
+    ViTModel(config, add_pooling_layer=False).save_pretrained(folder)
+
+
+def _save_bert(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: i for i, word in enumerate([*special, *WORDS, "##s", "very"])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+
+
+def _save_pictures(folder: Path, classes: tuple[str, ...]) -> None:
+    from PIL import Image
+
+    rng = torch.Generator().manual_seed(1)
+    for name in classes:
+        pattern = torch.rand(3, 8, 8, generator=rng)
+        for split, count in (("train", 10), ("test", 6)):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(count):
+                noisy = (0.75 * pattern + 0.25 * torch.rand(3, 8, 8, generator=rng)) * 255
+                Image.fromarray(noisy.to(torch.uint8).permute(1, 2, 0).numpy()).save(
+                    folder / split / name / f"{i}.png"
+                )
+
+
+def _save_texts(folder: Path, classes: tuple[str, ...]) -> None:
+    rng = torch.Generator().manual_seed(2)
+    folder.mkdir()
+    for split, count in (("train", 10), ("test", 6)):
+        lines = ["text,label"]
+        for i in range(count * len(classes)):
+            c = i % len(classes)
+            length = int(torch.randint(4, 9, (1,), generator=rng))
+            own = torch.randint(0, 8, (length,), generator=rng) + 10 * c
+            lines.append(" ".join(WORDS[w] for w in own.tolist()) + f",{classes[c]}")
+        (folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
+
+
+def _save_sentences(folder: Path) -> None:
+    """Sentences of background words with an entity or two; each type has words of its own."""
+    rng = torch.Generator().manual_seed(3)
+    folder.mkdir()
+    for split, count in (("train", 10), ("test", 6)):
+        lines = []
+        for i in range(count * len(TYPES)):
+            c = i % len(TYPES)
+            for _ in range(int(torch.randint(1, 4, (1,), generator=rng))):
+                lines.append(f"{WORDS[int(torch.randint(50, 60, (1,), generator=rng))]} O")
+            lines.append(f"{WORDS[10 * c + int(torch.randint(0, 4, (1,), generator=rng))]} B-{TYPES[c]}")
+            lines.append(f"{WORDS[10 * c + 4 + int(torch.randint(0, 4, (1,), generator=rng))]}s I-{TYPES[c]}")
+            if i % 4 == 0:  # a second entity, perhaps of another task's type
+                other = (c + 1) % len(TYPES)
+                lines.append(f"{WORDS[10 * other]} B-{TYPES[other]}")
+            lines.append("w55 O\n")
+        (folder / f"{split}.conll").write_text("\n".join(lines) + "\n")

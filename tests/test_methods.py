@@ -1,0 +1,37 @@
+"""The conformance suite over every registered method and each modality it supports."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checks import CHECKS, straight_run
+
+from bace.methods import METHODS
+
+CASES = [(method.title, modality) for method in METHODS for modality in sorted(method.modalities)]
+
+
+@pytest.fixture(scope="module")
+def straight(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One straight run of each case, shared by all checks."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def folder(method: str, modality: str) -> Path:
+        if (method, modality) not in made:
+            made[method, modality] = tmp_path_factory.mktemp(f"{method}-{modality}")
+            straight_run(tiny, method, modality, made[method, modality] / "straight")
+        return made[method, modality]
+
+    return folder
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("method", "modality"), CASES)
+def test_conformance(
+    tiny: Any, straight: Any, monkeypatch: pytest.MonkeyPatch, method: str, modality: str, check: Any
+) -> None:
+    arguments = {"tiny": tiny, "method": method, "modality": modality, "folder": straight(method, modality)}
+    if "monkeypatch" in inspect.signature(check).parameters:
+        arguments["monkeypatch"] = monkeypatch
+    check(**arguments)
