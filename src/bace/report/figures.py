@@ -1,0 +1,316 @@
+"""The page's figures, as plain plotly.js dictionaries.
+
+Nothing here says what is light or dark: the page's script sets fonts, grids and heat-map colours to the reader's theme.
+"""
+
+import html
+import math
+import textwrap
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from bace.report.runs import Epoch, Group, Run, Stat, flatten, leaf, show, stat
+
+Figure = dict[str, Any]
+
+# Okabe and Ito's colour-blind-safe palette, with a grey for black and yellow, which vanish on a dark or a white page.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
+# With more methods than colours, each further round of colours has its own line and marker.
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
+PATTERNS = ("", "/", ".", "x", "-", "+")
+MOST_SMALL = 12  # cells a side of a heat map that a third of the page has room for; more get half of it
+MOST_ANNOTATED = 20  # cells a side that still have room for a number each
+MOST_NAMED = 20  # classes that still have room for a name on an axis
+MOST_BARS = 60
+
+
+def colour(index: int) -> str:
+    """The colour of the method with this number, the same in every figure and table of a page."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def curves(groups: Sequence[Group], index: dict[str, int], measure: str) -> Figure:
+    """Average score over the tasks seen so far, after each task: a line a method, a band of one standard deviation."""
+    traces: list[dict[str, Any]] = []
+    for group in groups:
+        runs = [run.metrics.A for run in group.runs if run.metrics is not None]
+        points = [stat(values) for values in zip(*runs, strict=True)]
+        line = [point.mean for point in points if point is not None]
+        spread = [point.std or 0.0 for point in points if point is not None]
+        x = list(range(1, len(line) + 1))
+        banded = len(runs) > 1 and len(line) > 1
+        if banded:
+            band = {
+                "x": x + x[::-1],
+                "y": [m + s for m, s in zip(line, spread, strict=True)]
+                + [m - s for m, s in zip(line[::-1], spread[::-1], strict=True)],
+                "fill": "toself",
+                "fillcolor": colour(index[group.label]),
+                "opacity": 0.16,
+                "line": {"width": 0},
+                "mode": "lines",
+                "hoverinfo": "skip",
+                "showlegend": False,
+                "legendgroup": group.label,
+            }
+            traces.append({"type": "scatter", **band})
+        trace = _line(group, index) | {"x": x, "y": line, "customdata": [show(p) for p in points]}
+        trace["hovertemplate"] = "%{customdata}<extra>" + text(group.label) + "</extra>"
+        if not banded:  # a single point has no band
+            trace["error_y"] = {"type": "data", "array": spread, "visible": len(runs) > 1}
+        traces.append(trace)
+    tasks = max(len(group.runs[0].tasks) for group in groups)
+    layout = {
+        "xaxis": {"title": {"text": "tasks learned"}, **_task_axis(tasks)},
+        "yaxis": {"title": {"text": f"A_t: average {measure} (%)"}},
+        "hovermode": "x unified",
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+def matrix(group: Group, measure: str) -> Figure:
+    """Mean over seeds of the score on task i (column) after learning task t (row)."""
+    tasks = len(group.runs[0].tasks)
+    cells: list[list[float | None]] = [[None] * tasks for _ in range(tasks)]
+    spread = [[""] * tasks for _ in range(tasks)]
+    for t in range(tasks):
+        for i in range(t + 1):
+            cell = stat([run.matrix[t][i] for run in group.runs])
+            cells[t][i] = None if cell is None else round(cell.mean, 2)
+            spread[t][i] = show(cell)
+    numbers = list(range(1, tasks + 1))
+    trace = _heat_map(cells, numbers, numbers) | {"customdata": spread}
+    trace["hovertemplate"] = f"task %{{x}} after task %{{y}}: {measure} %{{customdata}}<extra></extra>"
+    axis = _task_axis(tasks, most=10) | {"showgrid": False, "constrain": "domain"}
+    ends = [0.5, tasks + 0.5]
+    layout = {
+        "xaxis": {"title": {"text": f"{measure} on task"}, "range": ends, **axis},
+        "yaxis": {"title": {"text": "after task"}, "range": ends[::-1], "scaleanchor": "x", **axis},
+    }
+    return {"data": [trace, *_numbers(trace, decimals=1 if tasks <= 6 else 0)], "layout": layout}
+
+
+def forgetting(groups: Sequence[Group], index: dict[str, int]) -> Figure:
+    """How far each task's score fell from its best to the end, a bar a method; the mean of its bars is its FGT."""
+    tasks = max(len(group.runs[0].tasks) for group in groups) - 1
+    form = _bar if tasks * len(groups) <= MOST_BARS else _line  # bars of a pixel or two cannot be told apart
+    traces = []
+    for group in groups:
+        per_run = [_forgotten(run) for run in group.runs]
+        points = [stat(values) for values in zip(*per_run, strict=True)]
+        means = [point.mean for point in points if point is not None]
+        trace = form(group, index) | {"x": list(range(1, len(means) + 1)), "y": means}
+        trace["customdata"] = [show(p) for p in points]
+        trace["hovertemplate"] = "%{customdata}<extra>" + text(group.label) + "</extra>"
+        trace["error_y"] = _error_bars(points)
+        traces.append(trace)
+    layout = {
+        "xaxis": {"title": {"text": "task"}, **_task_axis(tasks), "showgrid": False},
+        "yaxis": {"title": {"text": "points lost"}},
+        "hovermode": "x unified",
+        "bargap": 0.25,
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+def confusion(group: Group) -> tuple[Figure, int] | None:
+    """What the last model takes each class for, and over how many seeds; None without counts.
+
+    Seeds are added up if their classes arrived in the same order; otherwise the first seed stands alone.
+    """
+    found = [(run, run.metrics.confusion) for run in group.runs if run.metrics is not None and run.metrics.confusion]
+    if not found:
+        return None
+    run, first = found[0]
+    same = all(other.classes == first.classes and one.tasks == run.tasks for one, other in found)
+    used = [c.counts for _, c in found] if same else [first.counts]
+    counts = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*used, strict=True)]
+    shares = [[round(100 * n / sum(row), 2) if sum(row) else None for n in row] for row in counts]
+    size = len(first.classes)
+    names = [text(name) for name in first.classes]
+    trace = _heat_map(shares, names, names) | {"customdata": counts}
+    trace["hovertemplate"] = "%{y} taken for %{x}: %{z:.1f} % (%{customdata})<extra></extra>"
+    task_of = {name: number for number, task in enumerate(run.tasks, 1) for name in task.classes}
+    owners = [task_of.get(name) for name in first.classes]
+    edges = [i - 0.5 for i in range(1, size) if owners[i] != owners[i - 1]]
+    width = 1.5 if size <= MOST_NAMED else 0.5
+    shapes = []
+    for edge in edges:
+        across = {"x0": -0.5, "x1": size - 0.5, "y0": edge, "y1": edge}
+        down = {"x0": edge, "x1": edge, "y0": -0.5, "y1": size - 0.5}
+        shapes += [{"type": "line", "line": {"width": width}, **line} for line in (across, down)]
+    axis: dict[str, Any] = {"type": "category", "showgrid": False, "zeroline": False, "constrain": "domain"}
+    if size <= MOST_NAMED:
+        ticks = [text(name if len(name) <= 14 else name[:13] + "…") for name in first.classes]
+        axis |= {"tickmode": "array", "tickvals": list(range(size)), "ticktext": ticks}
+        titles = ("taken for", "true class")
+    else:  # too many to name: the number of each task in the middle of its classes
+        known = sorted({owner for owner in owners if owner is not None})
+        known = known[:: -(-len(known) // 10)]
+        middles = [fmean(i for i in range(size) if owners[i] == owner) for owner in known]
+        axis |= {"tickmode": "array", "tickvals": middles, "ticktext": [str(owner) for owner in known]}
+        titles = ("taken for class of task", "true class of task")
+    layout: dict[str, Any] = {
+        "xaxis": {"title": {"text": titles[0]}, "range": [-0.5, size - 0.5], **axis},
+        "yaxis": {"title": {"text": titles[1]}, "range": [size - 0.5, -0.5], "scaleanchor": "x", **axis},
+        "shapes": shapes,
+    }
+    numbers = _numbers(trace, decimals=0, zeros=False)  # they would only hide the rest
+    return {"data": [trace, *numbers], "layout": layout}, len(used)
+
+
+def losses(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
+    """Training loss by epoch, mean over seeds. Every task is one unit wide, however many epochs a method takes."""
+    traces: list[dict[str, Any]] = []
+    for group in groups:
+        x: list[float | None] = []
+        y: list[float | None] = []
+        hover: list[str] = []
+        logs = [{(e.task, e.stage, e.epoch): e for e in run.epochs} for run in group.runs]
+        shared = [key for key in logs[0] if all(key in log for log in logs)]
+        for task in sorted({key[0] for key in shared}):
+            keys = [key for key in shared if key[0] == task]
+            for position, key in enumerate(keys):
+                epochs = [log[key] for log in logs]
+                x.append(round(task - 1 + (position + 0.5) / len(keys), 4))
+                y.append(fmean(epoch.loss for epoch in epochs))
+                hover.append(_loss_text(epochs))
+            x, y, hover = [*x, None], [*y, None], [*hover, ""]  # no line from one task to the next
+        if x:
+            trace = _line(group, index) | {"x": x, "y": y, "text": hover}
+            trace["mode"] = "lines+markers" if len(x) <= 60 else "lines"
+            trace["marker"] = {**trace["marker"], "size": 4}
+            trace["hovertemplate"] = "%{text}<extra>" + text(group.label) + "</extra>"
+            traces.append(trace)
+    if not traces:
+        return None
+    tasks = max(len(group.runs[0].tasks) for group in groups)
+    every = -(-tasks // 20)
+    drawn = [value for trace in traces for value in trace["y"] if value is not None]
+    logarithmic = min(drawn) > 0 and max(drawn) > 30 * min(drawn)
+    axis: dict[str, Any] = {"title": {"text": "task"}, "range": [0, tasks], "showgrid": False, "zeroline": False}
+    axis |= {"tickmode": "array", "tickvals": [t + 0.5 for t in range(0, tasks, every)]}
+    axis["ticktext"] = [str(t + 1) for t in range(0, tasks, every)]
+    line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "layer": "below", "line": {"width": 1, "dash": "dot"}}
+    layout = {
+        "xaxis": axis,
+        "yaxis": {"title": {"text": "training loss"}} | ({"type": "log", "dtick": 1} if logarithmic else {}),
+        "shapes": [{**line, "x0": t, "x1": t} for t in range(1, tasks)],
+        "hovermode": "closest",
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+def cost(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
+    """Seconds of each method, mean over seeds."""
+    traces = []
+    for group in groups:
+        seconds = stat([run.metrics.seconds for run in group.runs if run.metrics is not None])
+        if seconds is not None:
+            trace = _bar(group, index) | {"orientation": "h", "x": [seconds.mean], "y": [_wrapped(group.label, 20)]}
+            trace |= {"error_x": _error_bars([seconds]), "customdata": [show(seconds)], "showlegend": False}
+            trace["hovertemplate"] = "%{customdata} seconds<extra>" + text(group.label) + "</extra>"
+            traces.append(trace)
+    layout = {
+        "xaxis": {"title": {"text": "seconds"}, "rangemode": "tozero"},
+        "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
+        "barmode": "overlay",
+        "bargap": 0.4,
+    }
+    return {"data": traces, "layout": layout} if traces else None
+
+
+def text(name: str) -> str:
+    """A user's name as literal text: plotly would read tags in it, and %{...} in a hover template."""
+    return html.escape(name, quote=False).replace("%", "&#37;")
+
+
+def legend_rows(groups: Sequence[Group]) -> int:
+    """About how many lines the legend takes on a phone, which is some 40 letters wide; a key takes as much as 6."""
+    share = [min(1.0, (len(group.label) + 6) / 40) for group in groups]
+    lines = [_wrapped(group.label, 34).count("<br>") + 1 for group in groups]
+    return math.ceil(sum(n * (1 if part > 0.5 else part) for n, part in zip(lines, share, strict=True)))
+
+
+def _wrapped(label: str, width: int) -> str:
+    return "<br>".join(text(line) for line in textwrap.wrap(label, width))
+
+
+_LEGEND: dict[str, Any] = {
+    "showlegend": True,
+    "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.03, "yanchor": "bottom", "maxheight": 0.9},
+}
+
+
+def _forgotten(run: Run) -> list[float]:
+    """Best score of each task but the last, minus its final score (spec 5.2: the best of the rows before the last)."""
+    last = run.matrix[-1]
+    best = [max(row[i] for row in run.matrix[i:-1]) for i in range(len(last) - 1)]
+    if any(leaf(key) == "fgt_max" and value == "all" for key, value in flatten(run.config).items()):
+        best = [max(score, last[i]) for i, score in enumerate(best)]
+    return [score - last[i] for i, score in enumerate(best)]
+
+
+def _line(group: Group, index: dict[str, int]) -> dict[str, Any]:
+    number = index[group.label]
+    turn = number // len(PALETTE) % len(DASHES)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": _wrapped(group.label, 34),
+        "legendgroup": group.label,
+        "line": {"color": colour(number), "width": 2, "dash": DASHES[turn]},
+        "marker": {"color": colour(number), "size": 7, "symbol": SYMBOLS[turn]},
+    }
+
+
+def _bar(group: Group, index: dict[str, int]) -> dict[str, Any]:
+    number = index[group.label]
+    marker: dict[str, Any] = {"color": colour(number)}
+    if turn := number // len(PALETTE) % len(PATTERNS):
+        marker["pattern"] = {"shape": PATTERNS[turn], "solidity": 0.25}
+    return {"type": "bar", "name": _wrapped(group.label, 34), "legendgroup": group.label, "marker": marker}
+
+
+def _error_bars(points: Sequence[Stat | None]) -> dict[str, Any]:
+    spread = [point.std or 0.0 for point in points if point is not None]
+    visible = any(point is not None and point.std is not None for point in points)
+    return {"type": "data", "array": spread, "visible": visible, "thickness": 1.2, "width": 3}
+
+
+def _heat_map(cells: Sequence[Sequence[float | None]], x: Sequence[object], y: Sequence[object]) -> dict[str, Any]:
+    trace: dict[str, Any] = {"type": "heatmap", "x": x, "y": y, "z": cells, "zmin": 0, "zmax": 100}
+    gap = 1 if len(x) <= MOST_NAMED else 0
+    return trace | {"showscale": False, "xgap": gap, "ygap": gap, "hoverongaps": False}
+
+
+def _numbers(heat_map: dict[str, Any], decimals: int, zeros: bool = True) -> list[dict[str, Any]]:
+    """The cells' values as text, if there is room. plotly's own cell texts are hard to read on the middle colours;
+    here the page's script sets each number's colour, by its value in `customdata`."""
+    x, y, cells = heat_map["x"], heat_map["y"], heat_map["z"]
+    if len(x) > MOST_ANNOTATED:
+        return []
+    shown = [
+        (x[j], y[i], value, f"{value:.{decimals}f}")
+        for i, row in enumerate(cells)
+        for j, value in enumerate(row)
+        if value is not None and (zeros or round(value, decimals))
+    ]
+    trace: dict[str, Any] = {"type": "scatter", "mode": "text", "hoverinfo": "skip", "showlegend": False}
+    trace |= {key: [cell[k] for cell in shown] for k, key in enumerate(("x", "y", "customdata", "text"))}
+    return [trace | {"textfont": {"size": 12 if len(x) <= 6 else 10 if len(x) <= MOST_SMALL else 9}}]
+
+
+def _task_axis(tasks: int, most: int = 20) -> dict[str, Any]:
+    every = -(-tasks // most)
+    return {"tickmode": "array", "tickvals": list(range(1, tasks + 1, every)), "zeroline": False}
+
+
+def _loss_text(epochs: Sequence[Epoch]) -> str:
+    first = epochs[0]
+    names = [name for name in first.terms if all(name in epoch.terms for epoch in epochs)]
+    terms = "".join(f"<br>{text(name)} {fmean(epoch.terms[name] for epoch in epochs):.4g}" for name in names)
+    loss = fmean(epoch.loss for epoch in epochs)
+    return f"task {first.task}, {text(first.stage)}, epoch {first.epoch + 1}<br>loss {loss:.4g}{terms}"
