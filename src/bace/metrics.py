@@ -1,0 +1,230 @@
+"""Scores of a run, in percent: accuracies and forgetting from the accuracy matrix, confusion, entity F1.
+
+The accuracy matrix has one row per task learned: matrix[t][i] is the score on task i's test set after task t, i <= t,
+with every class seen so far as a possible answer. All indices count from 0.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bace.errors import ConfigError, DataError
+
+Matrix = Sequence[Sequence[float]]
+
+
+def average_accuracy(row: Sequence[float]) -> float:
+    """A_t: the mean of one row of the matrix; every task counts the same, however large its test set."""
+    if not row:
+        raise DataError("a row of the accuracy matrix is empty: it needs one score per task seen.")
+    return sum(row) / len(row)
+
+
+def last_average_accuracy(matrix: Matrix) -> float:
+    """A_last: the average accuracy after the last task."""
+    _check(matrix)
+    return average_accuracy(matrix[-1])
+
+
+def average_incremental_accuracy(matrix: Matrix) -> float:
+    """A_avg: the mean of A_t over all tasks learned."""
+    _check(matrix)
+    return sum(average_accuracy(row) for row in matrix) / len(matrix)
+
+
+def forgetting(matrix: Matrix, over: Literal["earlier", "all"] = "earlier") -> float | None:
+    """FGT: how far each task but the last fell from its best score to its score after the last task, on average.
+
+    "earlier" takes the best over the rows before the last, so FGT is negative where old tasks got better; "all"
+    includes the last row and is never negative. None for a single task, which had no time to be forgotten.
+    """
+    _check(matrix)
+    if over not in ("earlier", "all"):
+        raise ConfigError(f"over = {over!r} is not a reading of forgetting: use 'earlier' or 'all'.")
+    last = len(matrix) - 1
+    if last == 0:
+        return None
+    rows = matrix[:last] if over == "earlier" else matrix
+    drops = [max(row[i] for row in rows[i:]) - matrix[last][i] for i in range(last)]
+    return sum(drops) / last
+
+
+def forward_transfer(before: Sequence[float], chance: Sequence[float]) -> float | None:
+    """FWT: the mean gain over chance on a task before it is learned; both lists start at the second task.
+
+    `before` holds the score of each task just before it is learned, `chance` the same measurement with random rows in
+    the head. None where there is nothing to average.
+    """
+    if len(before) != len(chance):
+        raise DataError(f"before has {len(before)} scores, chance {len(chance)}: both need one per task but the first.")
+    if not before:
+        return None
+    return sum(b - c for b, c in zip(before, chance, strict=True)) / len(before)
+
+
+def summary(
+    matrix: Matrix, before: Sequence[float] = (), chance: Sequence[float] = ()
+) -> dict[str, float | list[float] | None]:
+    """Every measure of the matrix by the name it has in tables; `A` lists A_t, task by task."""
+    _check(matrix)
+    return {
+        "A": [average_accuracy(row) for row in matrix],
+        "A_last": last_average_accuracy(matrix),
+        "A_avg": average_incremental_accuracy(matrix),
+        "FGT": forgetting(matrix),
+        "FGT_all": forgetting(matrix, over="all"),
+        "FWT": forward_transfer(before, chance),
+    }
+
+
+def accuracy(
+    predictions: Tensor,  # (rows,)
+    targets: Tensor,  # (rows,)
+) -> float:
+    """The share of right predictions."""
+    _check_rows(predictions, targets)
+    if not len(targets):
+        raise DataError("no predictions to score: the test set is empty.")
+    return 100 * int((predictions == targets).sum()) / len(targets)
+
+
+def confusion_matrix(
+    predictions: Tensor,  # (rows,)
+    targets: Tensor,  # (rows,)
+    classes: int,
+) -> Tensor:  # (classes, classes) int64
+    """How often each class (row) was taken for each class (column)."""
+    _check_rows(predictions, targets)
+    for name, values in (("predictions", predictions), ("targets", targets)):
+        outside = values[(values < 0) | (values >= classes)]
+        if len(outside):
+            raise DataError(f"{name} hold class {int(outside[0])}, outside 0 to {classes - 1}: leave such rows out.")
+    return torch.bincount(targets * classes + predictions, minlength=classes * classes).reshape(classes, classes)
+
+
+def per_class_accuracy(
+    predictions: Tensor,  # (rows,)
+    targets: Tensor,  # (rows,)
+    classes: int,
+) -> list[float | None]:
+    """The accuracy on the examples of each class; None for a class without any."""
+    confusion = confusion_matrix(predictions, targets, classes)
+    right, total = confusion.diagonal().tolist(), confusion.sum(1).tolist()
+    return [100 * r / t if t else None for r, t in zip(right, total, strict=True)]
+
+
+@dataclass(frozen=True)
+class EntityScores:
+    """Entity scores in percent; an entity is right if its first word, last word and type are.
+
+    Precision, recall and `micro_f1` count entities. `macro_f1` is the mean of `per_type`, which leaves out the task's
+    types that are neither in the gold tags nor predicted. `foreign_rate` is the share of predicted entities whose type
+    is not the task's; macro F1 sees them only where they displace a right one. 0 where there is nothing to count.
+    """
+
+    macro_f1: float
+    micro_f1: float
+    precision: float
+    recall: float
+    foreign_rate: float
+    per_type: dict[str, float]
+
+
+def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """The (start, end, type) of every entity of a sentence tagged in IOB2; `end` is the word after the last.
+
+    Strict, as seqeval's strict mode: an entity is a B- tag and the I- tags of its type that follow it; an I- tag that
+    continues nothing is no entity.
+    """
+    found = set()
+    start, kind = 0, None  # the open entity
+    for position, tag in enumerate(tags):
+        prefix, _, name = tag.partition("-")
+        if tag != "O" and not (prefix in ("B", "I") and name):
+            raise DataError(f"tag '{tag}' of word {position} is not IOB2: use O, B-type or I-type.")
+        if prefix == "I" and name == kind:
+            continue
+        if kind is not None:
+            found.add((start, position, kind))
+        start, kind = position, name if prefix == "B" else None
+    if kind is not None:
+        found.add((start, len(tags), kind))
+    return found
+
+
+def entity_scores(
+    gold: Sequence[Sequence[str]],
+    predicted: Sequence[Sequence[str]],
+    types: Sequence[str],
+    *,
+    foreign: Literal["error", "outside"] = "error",
+) -> EntityScores:
+    """Scores of predicted IOB2 tags, sentence by sentence, on a task whose entity types are `types`.
+
+    A predicted entity of any other type is an error in precision and micro F1. `foreign="outside"` takes it for O
+    instead: kinder, but it lets the scorer know which task the sentence is from.
+    """
+    if foreign not in ("error", "outside"):
+        raise ConfigError(f"foreign = {foreign!r} is not a way to score foreign types: use 'error' or 'outside'.")
+    if len(gold) != len(predicted):
+        raise DataError(f"{len(gold)} sentences of gold tags, but {len(predicted)} of predicted ones.")
+    right: Counter[str] = Counter()
+    in_gold: Counter[str] = Counter()
+    in_predicted: Counter[str] = Counter()
+    for sentence, (gold_tags, predicted_tags) in enumerate(zip(gold, predicted, strict=True)):
+        if len(gold_tags) != len(predicted_tags):
+            raise DataError(
+                f"sentence {sentence} has {len(gold_tags)} gold tags, but {len(predicted_tags)} predicted ones."
+            )
+        true, guessed = entities(gold_tags), entities(predicted_tags)
+        in_gold.update(kind for _, _, kind in true)
+        in_predicted.update(kind for _, _, kind in guessed)
+        right.update(kind for _, _, kind in true & guessed)
+    strangers = sorted(in_gold.keys() - set(types))
+    if strangers:
+        raise DataError(f"gold tags hold type '{strangers[0]}', which is not one of the task's: {', '.join(types)}.")
+
+    own = sum(in_predicted[kind] for kind in set(types))
+    every = in_predicted.total()
+    # An entity of a foreign type neither starts nor prolongs one of the task's, so dropping it is tagging it O.
+    counted = own if foreign == "outside" else every
+    per_type = {
+        kind: _f1(right[kind], in_predicted[kind], in_gold[kind])
+        for kind in dict.fromkeys(types)
+        if in_gold[kind] or in_predicted[kind]
+    }
+    return EntityScores(
+        macro_f1=sum(per_type.values()) / len(per_type) if per_type else 0.0,
+        micro_f1=_f1(right.total(), counted, in_gold.total()),
+        precision=_share(right.total(), counted),
+        recall=_share(right.total(), in_gold.total()),
+        foreign_rate=_share(every - own, every),
+        per_type=per_type,
+    )
+
+
+def _share(part: int, whole: int) -> float:
+    return 100 * part / whole if whole else 0.0
+
+
+def _f1(right: int, predicted: int, gold: int) -> float:
+    return _share(2 * right, predicted + gold)  # the harmonic mean of right / predicted and right / gold
+
+
+def _check(matrix: Matrix) -> None:
+    if not matrix:
+        raise DataError("the accuracy matrix is empty: it needs one row per task learned.")
+    for t, row in enumerate(matrix):
+        if len(row) != t + 1:
+            raise DataError(f"row {t} of the accuracy matrix has {len(row)} scores: expected {t + 1}, one a task seen.")
+
+
+def _check_rows(predictions: Tensor, targets: Tensor) -> None:
+    if predictions.shape != targets.shape or targets.ndim != 1:
+        raise DataError(
+            f"predictions {tuple(predictions.shape)}, targets {tuple(targets.shape)}: expected one class per row."
+        )
