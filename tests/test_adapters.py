@@ -2,12 +2,12 @@ import copy
 
 import pytest
 import torch
+from tiny_encoders import DEPTH, FAMILIES, TEXTS, WIDTH, reference, save, tiny_inputs, tiny_model
 from torch import nn
 
 from bace.errors import ConfigError
 from bace.models.adapters import Adapter, add_adapters
 from bace.models.encoders import Encoder, freeze_prefix, load_encoder
-from tiny_encoders import DEPTH, FAMILIES, TEXTS, WIDTH, reference, save, tiny_inputs, tiny_model
 
 HIDDEN = 5
 

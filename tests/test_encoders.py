@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tiny_encoders import DEPTH, FAMILIES, IMAGES, PATCH, SIZE, TEXTS, WIDTH, reference, save, tiny_inputs, tiny_model
 from torch import Tensor, nn
 
 from bace.errors import ConfigError, DataError
@@ -22,7 +23,6 @@ from bace.models.encoders import (
     known_backbones,
     load_encoder,
 )
-from tiny_encoders import DEPTH, FAMILIES, IMAGES, PATCH, SIZE, TEXTS, WIDTH, reference, save, tiny_inputs, tiny_model
 
 _SHARED = Path(__file__).parents[2] / "shared" / "models"
 VIT_TINY = Path(os.environ.get("BACE_MODELS", _SHARED)) / "vit-tiny-patch16-224"

@@ -177,7 +177,7 @@ class Trainer:
                 nn.utils.clip_grad_norm_(parameters, self.config.train.clip)
             optimiser.step()
             for name, term in terms.items():
-                self.at.sums[name] = self.at.sums.get(name, 0.0) + float(term)
+                self.at.sums[name] = self.at.sums.get(name, 0.0) + float(term.detach())
             self.at.sums["steps"] = self.at.sums.get("steps", 0) + 1
         method.after_step(batch)
 
@@ -209,7 +209,8 @@ class Trainer:
 
     def measure_transfer(self, task: Task) -> None:
         """Forward transfer: score of a task before it is learned, by rows imprinted from its data (bace.md 5.4)."""
-        if task.index == 0 or not self.config.measure.fwt or not self.method.growing_head:
+        wanted = self.config.measure.fwt and self.method.growing_head and len(task.test)
+        if task.index == 0 or not wanted:
             return
         with self.stream.licence("forward transfer (measured before the task, fed back to nothing)", task.test):
             shown, asked = self.method.outputs(task.train), self.method.outputs(task.test)

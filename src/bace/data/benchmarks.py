@@ -163,6 +163,7 @@ def make_examples(
             std=encoder.std,
             augment=cut.augment,
             flip=cut.flip,
+            padding=min(4, -(-stored // 8)),  # 4 for pictures of 28 and 32, less for smaller ones
             window=round(0.875 * stored) if stored >= 128 else None,  # 224 of 256
         )
         return images, [len(table) for table in tables]
