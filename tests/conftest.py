@@ -59,7 +59,7 @@ class Tiny:
             "benchmark.tasks": [2, 1, 2],
             "train.epochs": 2,
             "train.batch_size": 8,
-            "train.lr": 0.05,
+            "train.lr": 0.01,
             "train.optimiser": "sgd",
             "memory.size": 10,
             "measure.fwt": True,
@@ -81,7 +81,8 @@ def _save_vit(folder: Path) -> None:
 
     torch.manual_seed(0)
     config = ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
+        initializer_range=0.2,
     )
     ViTModel(config, add_pooling_layer=False).save_pretrained(folder)
 
@@ -102,7 +103,8 @@ def _save_bert(folder: Path) -> None:
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     ).save_pretrained(folder)
     config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        initializer_range=0.2,
     )
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
 

@@ -18,8 +18,7 @@ from bace.data.sources import Table, as_inputs, from_arrays
 from bace.data.texts import Texts
 from bace.errors import CheckpointError, ConfigError, DataError
 from bace.method import Method
-from bace.models.encoders import load_encoder
-from bace.runner import attach, make_method, prepare_torch, read_run
+from bace.runner import attach, load_backbone, make_method, prepare_torch, read_run
 from bace.settings import config_from, flatten
 from bace.stream import NO_IDS, Examples, Modality, Stream, Task
 from bace.trainer import At, Trainer
@@ -191,7 +190,7 @@ class Learner:
         if self.method is None:
             prepare_torch(config)
             method = make_method(config, stream.modality)
-            attach(method, stream, config)
+            attach(method, stream, config, load_backbone(config))
             return method
         stream.device = self.method.stream.device
         self.method.stream = stream
@@ -208,9 +207,7 @@ class Learner:
     def _stream(self, table: Table, part: Part, tasks: list[list[str]], config: Config) -> Stream:
         """Kept examples first, then the new ones; only the new task has a training set (joint methods keep all)."""
         cut, modality = _cut(config), table.modality
-        encoder = self.method.model.encoder if self.method else load_encoder(
-            config.backbone.name, image_size=config.backbone.image_size
-        )
+        encoder = self.method.model.encoder if self.method else load_backbone(config)
         data, (count,) = make_examples(modality, [table], cut, encoder, config.backbone.name)
         first = 0
         if self._kept:

@@ -81,11 +81,11 @@ def assemble(config: Config) -> tuple[Method, Stream]:
     benchmark = find_benchmark(str(config.benchmark["name"]))
     prepare_torch(config)
     method = make_method(config, benchmark.modality)
-    encoder = load_encoder(config.backbone.name, image_size=config.backbone.image_size)
+    encoder = load_backbone(config)
     cut = Cut(**{k: v for k, v in config.benchmark.items() if k != "name"})  # type: ignore[arg-type]
     stream = make_stream(benchmark.parts(cut), cut, encoder, config.backbone.name, config.seed)
     check_memory(config, method, stream)
-    attach(method, stream, config)
+    attach(method, stream, config, encoder)
     return method, stream
 
 
@@ -105,19 +105,22 @@ def check_memory(config: Config, method: Method, stream: Stream) -> None:
         Memory(**dataclasses.asdict(config.memory)).quota(groups)
 
 
-def attach(method: Method, stream: Stream, config: Config) -> None:
+def load_backbone(config: Config) -> Encoder:
+    return load_encoder(config.backbone.name, image_size=config.backbone.image_size)
+
+
+def attach(method: Method, stream: Stream, config: Config, encoder: Encoder) -> None:
     """Give a method its stream, memory and network."""
     device = torch.device(device_name(config.train.device))
 
     def fresh_model() -> Model:
-        encoder = load_encoder(config.backbone.name, image_size=config.backbone.image_size)
-        return make_model(encoder, config).to(device)
+        return make_model(load_backbone(config), config).to(device)
 
     stream.device = device
     method.stream, method.training_settings, method.now = stream, config.train, Now(config.seed)
     method.memory = Memory(**dataclasses.asdict(config.memory))
     method.fresh_model = fresh_model
-    method.model = method.build(fresh_model())
+    method.model = method.build(make_model(encoder, config).to(device))
     method.to(device)
     for memory in method.memories():
         memory.cpu()  # ids, not numbers to compute with

@@ -21,7 +21,7 @@ from bace.errors import CheckpointError, TrainingError
 from bace.evaluation import predict, score
 from bace.method import Method, Stage
 from bace.models.heads import imprint
-from bace.randomness import derive, generator
+from bace.randomness import derive, generator, seed_dropout
 from bace.stream import Stream, Task
 
 FWT_DRAWS = 5  # random heads that make up "chance" in forward transfer
@@ -148,7 +148,7 @@ class Trainer:
                 batch = self.stream.batch(ids, view=now.view() if stage.augment else None)
                 for part, piece in enumerate(method.expand(batch)):
                     # every step's dropout has its own seed, and every named pass its own again (Model.forward)
-                    torch.manual_seed(derive(now.seed, "dropout", now.task, now.stage, now.epoch, now.step, part))
+                    seed_dropout(derive(now.seed, "dropout", now.task, now.stage, now.epoch, now.step, part))
                     self.step(stage, piece, parameters)
                 at.step += 1
                 self.show_progress(stage, stages)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bace.models.encoders import Encoder
 from bace.models.heads import Head
-from bace.randomness import derive
+from bace.randomness import derive, seed_dropout
 from bace.stream import Batch
 
 
@@ -32,10 +32,10 @@ class Model(nn.Module):
         if not (self.training and self._dropout):
             features = self._features(batch)
         else:
-            seed = torch.initial_seed()  # set by the trainer for this step
-            torch.manual_seed(derive(seed, name))
+            seed = torch.default_generator.initial_seed()  # set by the trainer for this step
+            seed_dropout(derive(seed, name))
             features = self._features(batch)
-            torch.manual_seed(seed)
+            seed_dropout(seed)
         return Output(features, self.head(features))
 
     def _features(self, batch: Batch) -> Tensor:  # (rows, width)
