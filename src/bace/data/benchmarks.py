@@ -290,7 +290,7 @@ BENCHMARKS: dict[str, Benchmark] = {
                 "backbone.name": "digits-vit",
                 "memory.size": 20,
                 "train.batch_size": 32,
-                "train.lr": 0.01,
+                "train.lr": 0.003,  # at 0.01 matching the logits of few old classes oscillates (curvature ~ sigma^2)
             },
         ),
         Benchmark(
