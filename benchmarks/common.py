@@ -1,0 +1,93 @@
+"""What both benchmarks share: the small ViT, the random pictures, and how time and memory are measured."""
+
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bace.config import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
+from bace.data.images import Images
+from bace.memory import Memory
+from bace.method import Method, Now
+from bace.methods import find_method
+from bace.models.encoders import ViTEncoder
+from bace.models.heads import CosineHead
+from bace.models.model import Model
+from bace.stream import Stream, Task
+
+WIDTH, DEPTH, SIDE, PATCH = 128, 6, 32, 8  # 16 tokens and the class token
+CLASSES = 10  # a task
+
+
+def small_vit() -> ViTEncoder:
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=DEPTH,
+        num_attention_heads=4,
+        intermediate_size=4 * WIDTH,
+        image_size=SIDE,
+        patch_size=PATCH,
+    )
+    torch.manual_seed(0)
+    return ViTEncoder(ViTModel(config, add_pooling_layer=False), {})
+
+
+def pictures(count: int) -> tuple[Tensor, Tensor]:  # (count, 3, SIDE, SIDE) uint8, (count,) classes
+    """Noisy pictures of CLASSES patterns, so that neighbours cluster as they do in real data."""
+    rng = torch.Generator().manual_seed(0)
+    targets = torch.arange(count) % CLASSES
+    patterns = torch.rand(CLASSES, 3, SIDE, SIDE, generator=rng)
+    noise = torch.rand(count, 3, SIDE, SIDE, generator=rng)
+    return ((0.6 * patterns[targets] + 0.4 * noise) * 255).to(torch.uint8), targets
+
+
+def second_task(method: str, examples: int, batch: int, **settings: Any) -> tuple[Method, Stream, Config]:
+    """A method at the start of its second task: a first task of CLASSES classes is behind it, its memory is full.
+
+    The memory (500 examples) is put there directly; what is measured is the second task."""
+    pixels, targets = pictures(2 * examples)
+    targets = torch.cat([targets[:examples], targets[examples:] + CLASSES])
+    first, second = torch.arange(examples), torch.arange(examples, 2 * examples)
+    none = torch.zeros(0, dtype=torch.int64)
+    tasks = [
+        Task(0, "old", range(CLASSES), first, none, none),
+        Task(1, "new", range(CLASSES, 2 * CLASSES), second, none, none),
+    ]
+    stream = Stream(Images(pixels, size=SIDE), targets, tasks, [str(c) for c in range(2 * CLASSES)])
+    config = Config(
+        {"name": "benchmark"},
+        {"name": method},
+        Backbone(),
+        Head(),
+        MemoryBudget(500),
+        Training(epochs=1, batch_size=batch, threads=1),
+        Measures(fwt=False),
+        Checkpoints(),
+    )
+    learned = find_method(method)(**settings)
+    learned.stream, learned.training_settings, learned.now = stream, config.train, Now(0)
+    learned.memory = Memory(500)
+    learned.model = learned.build(Model(small_vit(), CosineHead(WIDTH)))
+    learned.now.seen = CLASSES
+    learned.grow(tasks[0])
+    if learned.uses_memory:
+        kept = first[:500]
+        learned.memory.add(kept, 0, targets[kept])
+    return learned, stream, config
+
+
+def clocked(work: Callable[[], object]) -> tuple[float, float]:
+    """Wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
