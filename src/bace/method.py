@@ -213,11 +213,13 @@ class Method(ElasticBuffers):
     def peek(self, batches: Iterable[Batch], model: Model | None = None) -> Output:
         """Features and logits without gradient and in eval mode; a model in training is put back as it was."""
         model = model or self.model
-        was_training = model.training
-        model.eval()
+        switch = model.training and model.has_dropout  # otherwise both modes are the same, and switching takes time
+        if switch:
+            model.eval()
         with torch.inference_mode():
             features, logits = zip(*(model(batch) for batch in batches), strict=True)
-        model.train(was_training)
+        if switch:
+            model.train()
         # concatenating outside of inference mode makes ordinary tensors, which a loss may take
         return Output(torch.cat(features), torch.cat(logits))
 

@@ -59,7 +59,9 @@ class Images:
         values = pixels.float()
         if values.shape[-1] != self.size or values.shape[-2] != self.size:
             values = F.interpolate(values, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)
-        return {"pixel_values": values * self.scale.to(device) + self.shift.to(device)}
+        if values.shape[1] == 1:
+            values = values.expand(-1, 3, -1, -1).contiguous()
+        return {"pixel_values": values.mul_(self.scale.to(device)).add_(self.shift.to(device))}
 
     def _clean(self, pixels: Tensor) -> Tensor:
         if self.window is None:

@@ -25,11 +25,11 @@ class Model(nn.Module):
     def __init__(self, encoder: Encoder, head: Head) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
-        self._dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in encoder.modules())
+        self.has_dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in encoder.modules())
 
     def forward(self, batch: Batch, *, name: str = "main") -> Output:
         """One pass. `name` says which of a step's passes this is: each has its own dropout, whatever ran before."""
-        if not (self.training and self._dropout):
+        if not (self.training and self.has_dropout):
             features = self._features(batch)
         else:
             seed = torch.default_generator.initial_seed()  # set by the trainer for this step
