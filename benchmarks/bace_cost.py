@@ -5,7 +5,6 @@
 
 import argparse
 import json
-import multiprocessing
 
 import torch
 from common import clocked, peak_memory, second_task
@@ -30,18 +29,6 @@ def one_epoch(case: str) -> tuple[float, float]:
     return clocked(lambda: trainer.train(stage, 1))
 
 
-def memory_of(case: str) -> int:
-    """Peak memory, in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_memory, (case,))
-
-
-def _memory(case: str) -> int:
-    torch.set_num_threads(1)
-    one_epoch(case)
-    return peak_memory()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=3)
@@ -60,7 +47,7 @@ def main() -> None:
             "ratio": min(t[0] for t in taken) / base_wall,
             "cpu_ratio": min(t[1] for t in taken) / base_cpu,
             "seconds": min(t[0] for t in taken),
-            "peak_memory_mb": memory_of(case),
+            "peak_memory_mb": peak_memory(one_epoch, case),
         }
         for case, taken in times.items()
     }

@@ -1,5 +1,6 @@
 """What both benchmarks share: the small ViT, the random pictures, and how time and memory are measured."""
 
+import multiprocessing
 import resource
 import time
 from collections.abc import Callable
@@ -88,6 +89,13 @@ def clocked(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def peak_memory() -> int:
-    """Largest resident size of this process so far, in MB."""
+def peak_memory(work: Callable[..., object], *arguments: object) -> int:
+    """Largest resident size, in MB, of a process of its own that does this work."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_after, (work, arguments))
+
+
+def _peak_after(work: Callable[..., object], arguments: tuple[object, ...]) -> int:
+    torch.set_num_threads(1)
+    work(*arguments)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -10,6 +10,7 @@ one thread; the minimum of several repetitions counts.
 import argparse
 import copy
 import json
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ BATCH, PADDING = 64, 4
 ALPHA, W0, K = 1.0, 0.95, 5
 
 
-def framework(method: str, examples: int) -> tuple[object, int]:
+def framework(method: str, examples: int) -> Callable[[], None]:
     """The whole of a task's training by the library, ready to go."""
     learned, stream, config = second_task(method, examples, BATCH if method == "SEQ" else 2 * BATCH)
     trainer = Trainer(learned, stream, config)
@@ -33,7 +34,7 @@ def framework(method: str, examples: int) -> tuple[object, int]:
     trainer.enter(task)
     learned.grow(task)
     stage = learned.stages(task)[0]
-    return lambda: trainer.train(stage, 1), len(task.train)
+    return lambda: trainer.train(stage, 1)
 
 
 def augment(pixels: Tensor) -> Tensor:  # (batch, 3, side, side) uint8 -> float
@@ -59,7 +60,7 @@ class Bare:
         return features, self.head.sigma * F.linear(F.normalize(features, dim=1), F.normalize(weight, dim=1))
 
 
-def bare(method: str, examples: int) -> object:
+def bare(method: str, examples: int) -> Callable[[], None]:
     """The same training, by hand."""
     learned, stream, _ = second_task(method, examples, 2 * BATCH)
     teacher = Bare(copy.deepcopy(learned.model).requires_grad_(False))
@@ -109,11 +110,15 @@ def bare(method: str, examples: int) -> object:
     return epoch
 
 
+def run_once(side: Callable[[str, int], Callable[[], None]], method: str, examples: int) -> None:
+    side(method, examples)()
+
+
 def measure(method: str, examples: int, repeat: int) -> dict[str, float]:
     ours: list[tuple[float, float]] = []
     theirs: list[tuple[float, float]] = []
     for i in range(repeat + 1):
-        pair = (clocked(framework(method, examples)[0]), clocked(bare(method, examples)))
+        pair = (clocked(framework(method, examples)), clocked(bare(method, examples)))
         if i:  # the first pair warms up
             ours.append(pair[0])
             theirs.append(pair[1])
@@ -126,6 +131,8 @@ def measure(method: str, examples: int, repeat: int) -> dict[str, float]:
         "bare_seconds": wall_bare,
         "cpu_seconds": cpu_ours,
         "bare_cpu_seconds": cpu_bare,
+        "peak_memory_mb": peak_memory(run_once, framework, method, examples),
+        "bare_peak_memory_mb": peak_memory(run_once, bare, method, examples),
     }
 
 
@@ -136,16 +143,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, object] = {m: measure(m, options.examples, options.repeat) for m in METHODS}
-    result["peak_memory_mb"] = peak_memory()
+    result = {method: measure(method, options.examples, options.repeat) for method in METHODS}
     if options.json:
         print(json.dumps(result))
         return
     print("one epoch of a second task, the library over a bare loop (minimum of", options.repeat, "alternating runs)")
     for name in METHODS:
         r = result[name]
-        print(f"  {name:5} wall {r['seconds']:.3f} / {r['bare_seconds']:.3f} s = {r['ratio']:.3f}   CPU {r['cpu_ratio']:.3f}")
-    print(f"  peak memory of the process: {result['peak_memory_mb']} MB")
+        print(
+            f"  {name:5} wall {r['seconds']:.3f} / {r['bare_seconds']:.3f} s = {r['ratio']:.3f}"
+            f"   CPU {r['cpu_ratio']:.3f}   memory {r['peak_memory_mb']} / {r['bare_peak_memory_mb']} MB"
+        )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Model(nn.Module):
     def __init__(self, encoder: Encoder, head: Head) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
-        self.has_dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in encoder.modules())
+        self.has_dropout = any(_is_random(module) for module in encoder.modules())
 
     def forward(self, batch: Batch, *, name: str = "main") -> Output:
         """One pass. `name` says which of a step's passes this is: each has its own dropout, whatever ran before."""
@@ -43,6 +43,12 @@ class Model(nn.Module):
         if batch.at is None:
             return hidden[:, 0]  # the class token
         return hidden[batch.at[:, 0], batch.at[:, 1]]
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether a module drops something in train mode."""
+    rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0)
+    return bool(rate) or "DropPath" in type(module).__name__
 
 
 def frozen_copy(model: Model) -> Model:
