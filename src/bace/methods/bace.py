@@ -195,7 +195,7 @@ class BaCE(Method):
             if self.teacher is not None and self.lambda_mse:
                 target = self.peek([replay], self.teacher).logits  # the live teacher on the same view (3.3)
                 terms["match"] = self.lambda_mse * old_logit_mse(old, target, self.mse_reduction)
-        return terms
+        return terms or None  # a batch of O rows alone may have nothing to learn from
 
     def loss_new(self, logits: Tensor, targets: Tensor, near: Near | None, beside: Tensor | None) -> Tensor:
         """Effect_new: mean of -log sum_j W(x_j, x) S(x_j)[y], x itself among the x_j; without neighbours, CE."""

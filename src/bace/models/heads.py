@@ -10,10 +10,13 @@ from torch import Tensor, nn
 class Head(nn.Module):
     """What every head shares: `blocks`, one parameter (classes of a task, width) per task."""
 
+    no_rows: Tensor  # (0, width), where the rows will be
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
         self.blocks = nn.ParameterList()
+        self.register_buffer("no_rows", torch.zeros(0, width), persistent=False)
 
     @property
     def classes(self) -> int:
@@ -21,7 +24,7 @@ class Head(nn.Module):
 
     @property
     def weight(self) -> Tensor:  # (classes, width)
-        return torch.cat(list(self.blocks)) if len(self.blocks) else torch.zeros(0, self.width)
+        return torch.cat(list(self.blocks)) if len(self.blocks) else self.no_rows
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Append rows drawn uniformly from ±1/sqrt(width); the rows that exist are untouched."""
@@ -43,7 +46,7 @@ class LinearHead(Head):
         self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
 
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
-        return F.linear(features, self.weight, torch.cat(list(self.biases)))
+        return F.linear(features, self.weight, torch.cat(list(self.biases)) if len(self.biases) else None)
 
 
 class CosineHead(Head):
