@@ -183,7 +183,8 @@ class Neighbourhood:
         """S(x_j)[y_i] of the neighbours."""
         found = []
         for members, y in zip(self.members, self.targets, strict=True):
-            found.append(softmax(logits_of(model, self.method.stream.rows(torch.tensor(members), view=self.view)))[:, y])
+            rows = self.method.stream.rows(torch.tensor(members), view=self.view)
+            found.append(softmax(logits_of(model, rows))[:, y])
         return np.stack(found)
 
     def mixture(self, logits: Array, neighbours: Array) -> Array:  # (anchors,)

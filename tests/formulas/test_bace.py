@@ -2,6 +2,7 @@
 and the acceptance tests 1 to 4, 7 and 8 of section 13. In double precision and without dropout."""
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -132,7 +133,7 @@ def test_gradient_of_the_whole_loss_on_new_data_by_finite_differences(tiny: Any,
 
 
 @pytest.mark.parametrize("K", [1, 5])
-def test_with_W0_one_the_loss_on_new_data_is_cross_entropy_bit_for_bit_whatever_K(tiny: Any, K: int) -> None:
+def test_with_w0_one_the_loss_on_new_data_is_cross_entropy_bit_for_bit_whatever_k(tiny: Any, K: int) -> None:
     method = at_task(tiny, "image", {"name": "bace", "W0": 1.0, "K": K}, **{"memory.size": 0})
     batch = new_batch(method)
     expected = F.cross_entropy(method.model(batch).logits, batch.targets)
@@ -434,7 +435,7 @@ def test_after_each_epoch_the_teacher_averages_encoder_scale_and_old_rows_and_no
 ) -> None:
     _, states = followed(tiny, bace(beta=beta))
     assert len(states) == 4  # three epochs, and the end of the task
-    for (_, earlier, _), (_, teacher, student) in zip(states[:2], states[1:3], strict=True):
+    for (_, earlier, _), (_, teacher, student) in itertools.pairwise(states[:3]):
         assert set(teacher) == set(student) - {NEW_ROWS}
         assert {OLD_ROWS, "head.sigma"} <= set(teacher)
         for name, value in teacher.items():
@@ -514,7 +515,7 @@ def test_a_full_width_teacher_masked_to_the_old_columns_gives_equal_losses(tiny:
 # -- tokens (11.2)
 
 
-def test_tokens_entity_rows_take_effect_new_and_renormalised_distillation_and_O_rows_the_sliced_one(tiny: Any) -> None:
+def test_tokens_entity_rows_take_effect_new_and_renormalised_distillation_and_o_rows_the_sliced_one(tiny: Any) -> None:
     """L = mean_E L_new + alpha mean_E KL_renorm + alpha mean_O KL_slice, whatever kl_mode says; replay: CE and MSE over
     all labelled tokens."""
     for mode in ("slice", "renorm"):
@@ -564,10 +565,11 @@ def test_tokens_the_first_task_is_cross_entropy_on_all_rows(tiny: Any) -> None:
     assert (batch.targets == 0).any()
     terms = terms_of(method, batch)
     assert terms.keys() == {"new"}
-    assert terms["new"] == pytest.approx(cross_entropy(logits_of(method.model, batch), batch.targets.numpy()), rel=1e-12)
+    expected = cross_entropy(logits_of(method.model, batch), batch.targets.numpy())
+    assert terms["new"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_tokens_a_row_labelled_O_has_no_cross_entropy_after_the_first_task(tiny: Any) -> None:
+def test_tokens_a_row_labelled_o_has_no_cross_entropy_after_the_first_task(tiny: Any) -> None:
     """Without the other terms, the gradient of the logits on O rows is exactly 0."""
     method = at_task(tiny, "token", bace(alpha=0.0), **{"memory.size": 0})
     batch = new_batch(method)

@@ -103,13 +103,13 @@ def counted(tiny: Any, modality: str, *off: str, **method: Any) -> dict[str, lis
     return rows
 
 
-def test_S1_spares_the_teachers_pass_over_the_new_batch(tiny: Any) -> None:
+def test_s1_spares_the_teachers_pass_over_the_new_batch(tiny: Any) -> None:
     assert counted(tiny, "image")["teacher"] == [4]  # the replayed half
     assert counted(tiny, "image", "S1")["teacher"] == [4, 4]
 
 
 @pytest.mark.parametrize("modality", CASES)
-def test_S2_passes_each_neighbour_once(tiny: Any, modality: str) -> None:
+def test_s2_passes_each_neighbour_once(tiny: Any, modality: str) -> None:
     ready = at_task(tiny, modality, {"name": "bace", "K": 5})
     batch = ready.stream.batch(ready.stream[1].train[:4], view=ready.now.view())
     own = batch.rows if modality == "image" else batch.rows[batch.targets != 0]
@@ -120,7 +120,7 @@ def test_S2_passes_each_neighbour_once(tiny: Any, modality: str) -> None:
     assert sum(counted(tiny, modality, "S2")["looked at"]) == 5 * len(own)
 
 
-def test_S5_passes_the_student_once_a_step(tiny: Any) -> None:
+def test_s5_passes_the_student_once_a_step(tiny: Any) -> None:
     assert counted(tiny, "image")["trained"] == [8]
     assert counted(tiny, "image", "S5")["trained"] == [4, 4]
     together, apart = (counted(tiny, "image", *off, neighbor_grad=True)["trained"] for off in ((), ("S5",)))
@@ -130,7 +130,7 @@ def test_S5_passes_the_student_once_a_step(tiny: Any) -> None:
     assert len(apart) == 3
 
 
-def test_S6_passes_neighbours_in_large_batches_without_gradient(tiny: Any) -> None:
+def test_s6_passes_neighbours_in_large_batches_without_gradient(tiny: Any) -> None:
     large, small = counted(tiny, "image", "S2")["looked at"], counted(tiny, "image", "S2", "S6")["looked at"]
     assert large == [20]
     assert small == [8, 8, 4]
@@ -151,7 +151,7 @@ class Shapes(TorchDispatchMode):
         return result
 
 
-def test_S4_never_makes_scores_of_all_classes_for_all_neighbours(tiny: Any) -> None:
+def test_s4_never_makes_scores_of_all_classes_for_all_neighbours(tiny: Any) -> None:
     for off, made in (((), False), (("S4",), True)):
         ready = at_task(tiny, "image", {"name": "bace", "K": 5, "speedups": without(*off)})
         batch = ready.stream.batch(ready.stream[1].train[:3], view=ready.now.view())
@@ -160,7 +160,7 @@ def test_S4_never_makes_scores_of_all_classes_for_all_neighbours(tiny: Any) -> N
         assert ((3, 5, 4) in shapes.made) == made  # rows, K, classes
 
 
-def test_S8_bounds_the_memory_of_the_search_and_finds_the_same() -> None:
+def test_s8_bounds_the_memory_of_the_search_and_finds_the_same() -> None:
     features = torch.randn(2500, 3, generator=torch.Generator().manual_seed(0))
     results, largest = [], []
     for off in ((), ("S8",)):
@@ -174,7 +174,7 @@ def test_S8_bounds_the_memory_of_the_search_and_finds_the_same() -> None:
     assert largest[0] <= 1024**2 < largest[1]
 
 
-def test_S19_passes_no_teacher_over_new_data_that_nobody_asks_for(tiny: Any) -> None:
+def test_s19_passes_no_teacher_over_new_data_that_nobody_asks_for(tiny: Any) -> None:
     """alpha = 0 and W0 = 1: what is left of the teacher is the matching of replayed logits, a pass a step."""
     for off, epoch_passes in (((), 0), (("S19",), 1)):
         options = {"name": "bace", "alpha": 0.0, "W0": 1.0, "speedups": without(*off)}
@@ -184,7 +184,7 @@ def test_S19_passes_no_teacher_over_new_data_that_nobody_asks_for(tiny: Any) -> 
         assert len(passes) == epoch_passes
 
 
-def test_S19_skips_the_last_average_of_a_task(tiny: Any) -> None:
+def test_s19_skips_the_last_average_of_a_task(tiny: Any) -> None:
     options = {"name": "bace", "W0": 0.6, "K": 3}
     kept, averaged = (learned(tiny, "image", without(*off), **options)[2] for off in ((), ("S19",)))
     assert not torch.equal(kept["head.blocks.0"], averaged["head.blocks.0"])

@@ -77,7 +77,7 @@ def test_the_mixture_does_not_underflow() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 3, 10])
-def test_with_all_weight_on_the_anchor_the_mixture_is_cross_entropy_bit_for_bit_whatever_K(k: int) -> None:
+def test_with_all_weight_on_the_anchor_the_mixture_is_cross_entropy_bit_for_bit_whatever_k(k: int) -> None:
     logits = normal(6, 4).float()
     targets = torch.tensor([0, 1, 2, 3, 0, 1])
     own, shares = neighbour_log_weights(torch.rand(6, k) + 0.1, 1.0)
@@ -166,7 +166,7 @@ def test_uniform_weights_are_equal_among_the_neighbours_there_are() -> None:
     torch.testing.assert_close(shares.exp(), torch.tensor([[0.1, 0.1, 0.1], [0.15, 0.15, 0.0]]))
 
 
-def test_fewer_neighbours_than_K_share_all_of_the_weight_and_none_leaves_the_anchor_alone() -> None:
+def test_fewer_neighbours_than_k_share_all_of_the_weight_and_none_leaves_the_anchor_alone() -> None:
     far = math.inf
     own, shares = neighbour_log_weights(torch.tensor([[1.0, 3.0, far], [2.0, far, far], [far, far, far]]), 0.6)
     torch.testing.assert_close(own.exp(), torch.tensor([0.6, 0.6, 1.0]))

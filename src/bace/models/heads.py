@@ -33,6 +33,13 @@ class Head(nn.Module):
         device = self.blocks[0].device if len(self.blocks) else None
         self.blocks.append(nn.Parameter(rows.to(device)))
 
+    def products(self, features: Tensor, rows: Tensor) -> Tensor:  # (..., width), (classes, width) -> (..., classes)
+        """<features, row> by blocks: rounding depends on the size of a product, and old logits must not change by a
+        bit when the head grows."""
+        if not len(self.blocks):
+            return F.linear(features, rows)
+        return torch.cat([F.linear(features, part) for part in rows.split([len(block) for block in self.blocks])], -1)
+
 
 class LinearHead(Head):
     """z = W h + b."""
@@ -46,7 +53,8 @@ class LinearHead(Head):
         self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
 
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
-        return F.linear(features, self.weight, torch.cat(list(self.biases)) if len(self.biases) else None)
+        logits = self.products(features, self.weight)
+        return logits + torch.cat(list(self.biases)) if len(self.biases) else logits
 
 
 class CosineHead(Head):
@@ -63,9 +71,8 @@ class CosineHead(Head):
         self.sigma = nn.Parameter(torch.tensor(float(sigma_init)), requires_grad=sigma_learn)
 
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
-        return self.sigma * F.linear(
-            F.normalize(features, dim=-1, eps=1e-12), F.normalize(self.weight, dim=-1, eps=1e-12)
-        )
+        unit = F.normalize(features, dim=-1, eps=1e-12)
+        return self.sigma * self.products(unit, F.normalize(self.weight, dim=-1, eps=1e-12))
 
 
 def imprint(
