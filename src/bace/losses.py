@@ -59,7 +59,7 @@ def neighbour_log_weights(
     share = torch.log_softmax(closeness, dim=1).masked_fill(alone[:, None], -math.inf)
     rest = math.log1p(-anchor_weight) if anchor_weight < 1 else -math.inf
     own = math.log(anchor_weight) if anchor_weight > 0 else -math.inf
-    return torch.where(alone, 0.0, own), share + rest
+    return torch.full_like(share[:, 0], own).masked_fill(alone, 0.0), share + rest
 
 
 def old_logit_mse(

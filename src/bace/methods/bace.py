@@ -195,7 +195,7 @@ class BaCE(Method):
             if self.teacher is not None and self.lambda_mse:
                 target = self.peek([replay], self.teacher).logits  # the live teacher on the same view (3.3)
                 terms["match"] = self.lambda_mse * old_logit_mse(old, target, self.mse_reduction)
-        return terms
+        return terms or None  # a batch of O rows alone may have nothing to learn from
 
     def loss_new(self, logits: Tensor, targets: Tensor, near: Near | None, beside: Tensor | None) -> Tensor:
         """Effect_new: mean of -log sum_j W(x_j, x) S(x_j)[y], x itself among the x_j; without neighbours, CE."""
@@ -277,6 +277,11 @@ class BaCE(Method):
 
     # -- bias correction after the last task (section 7)
 
+    def build(self, model: Model) -> Model:
+        if self.bias_correction and len(self.stream):  # refuse now what would fail at the last task
+            self.check_bias_correction(self.quota(self.stream[-1]))
+        return super().build(model)
+
     def stages(self, task: Task) -> list[Stage]:
         if not self.bias_correction:
             return super().stages(task)
@@ -288,18 +293,23 @@ class BaCE(Method):
 
     def choose_held(self, task: Task) -> dict[int, Tensor]:
         """Examples of each new class that training never sees: a tenth of its share of the memory, rounded up."""
+        quota = self.quota(task)
+        self.check_bias_correction(quota)
+        held = {}
+        for group, members in self.stream.by_group(task.train).items():
+            # a class cannot have a larger share than it has examples, and must keep one to be trained on
+            count = min(math.ceil(min(quota, len(members)) / 10), len(members) - 1)
+            shuffle = torch.randperm(len(members), generator=generator(self.now.seed, "held", task.index, group))
+            held[group] = members[shuffle[:count]]
+        return held
+
+    def check_bias_correction(self, quota: int) -> None:
         if self.stream.modality == "token":
             raise ConfigError("BaCE's bias correction is not defined for tokens: set method.bias_correction false")
-        quota = self.quota(task)
         if quota < 2:
             raise ConfigError(
                 f"BaCE's bias correction holds out memory examples: {quota} a class is too few, use at least 2"
             )
-        held = {}
-        for group, members in self.stream.by_group(task.train).items():
-            shuffle = torch.randperm(len(members), generator=generator(self.now.seed, "held", task.index, group))
-            held[group] = members[shuffle[: math.ceil(quota / 10)]]
-        return held
 
     def remember(self, task: Task) -> None:
         if not self.bias_correction:

@@ -10,10 +10,13 @@ from torch import Tensor, nn
 class Head(nn.Module):
     """What every head shares: `blocks`, one parameter (classes of a task, width) per task."""
 
+    no_rows: Tensor  # (0, width), where the rows will be
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
         self.blocks = nn.ParameterList()
+        self.register_buffer("no_rows", torch.zeros(0, width), persistent=False)
 
     @property
     def classes(self) -> int:
@@ -21,7 +24,7 @@ class Head(nn.Module):
 
     @property
     def weight(self) -> Tensor:  # (classes, width)
-        return torch.cat(list(self.blocks)) if len(self.blocks) else torch.zeros(0, self.width)
+        return torch.cat(list(self.blocks)) if len(self.blocks) else self.no_rows
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Append rows drawn uniformly from ±1/sqrt(width); the rows that exist are untouched."""
@@ -29,6 +32,13 @@ class Head(nn.Module):
         rows = torch.empty(classes, self.width).uniform_(-bound, bound, generator=generator)
         device = self.blocks[0].device if len(self.blocks) else None
         self.blocks.append(nn.Parameter(rows.to(device)))
+
+    def products(self, features: Tensor, rows: Tensor) -> Tensor:  # (..., width), (classes, width) -> (..., classes)
+        """<features, row> by blocks: rounding depends on the size of a product, and old logits must not change by a
+        bit when the head grows."""
+        if not len(self.blocks):
+            return F.linear(features, rows)
+        return torch.cat([F.linear(features, part) for part in rows.split([len(block) for block in self.blocks])], -1)
 
 
 class LinearHead(Head):
@@ -43,7 +53,8 @@ class LinearHead(Head):
         self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
 
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
-        return F.linear(features, self.weight, torch.cat(list(self.biases)))
+        logits = self.products(features, self.weight)
+        return logits + torch.cat(list(self.biases)) if len(self.biases) else logits
 
 
 class CosineHead(Head):
@@ -60,9 +71,8 @@ class CosineHead(Head):
         self.sigma = nn.Parameter(torch.tensor(float(sigma_init)), requires_grad=sigma_learn)
 
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
-        return self.sigma * F.linear(
-            F.normalize(features, dim=-1, eps=1e-12), F.normalize(self.weight, dim=-1, eps=1e-12)
-        )
+        unit = F.normalize(features, dim=-1, eps=1e-12)
+        return self.sigma * self.products(unit, F.normalize(self.weight, dim=-1, eps=1e-12))
 
 
 def imprint(

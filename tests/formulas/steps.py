@@ -1,0 +1,196 @@
+"""What the formula tests of whole methods share: a method brought to the first step of a task, what the network was
+passed, and the formulas of the specification in numpy, written without a look at the code under test."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from bace.config import Config
+from bace.method import Method
+from bace.models.model import Model
+from bace.runner import assemble
+from bace.settings import config_from
+from bace.stream import Batch, Stream
+from bace.trainer import At, Trainer
+
+Array = NDArray[np.float64]
+
+
+# -- bringing a method somewhere
+
+
+def make(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) -> tuple[Method, Stream, Config]:
+    """A method before its first task, without dropout and in the default dtype."""
+    backbone = {} if modality == "image" else {"backbone": without_dropout(tiny.bert)}
+    settings = {"measure.fwt": False, "benchmark.tasks": [2, 2], "train.lr": 0.05, **backbone, **changes}
+    config = config_from(tiny.settings(modality, method=method, **settings))
+    learned, stream = assemble(config)
+    learned.to(torch.get_default_dtype())
+    return learned, stream, config
+
+
+def at_task(tiny: Any, modality: str, method: dict[str, Any], task: int = 1, **changes: Any) -> Any:
+    """A method that has learned the tasks before `task` and stands at the first step of its first epoch."""
+    learned, stream, config = make(tiny, modality, method, **changes)
+    trainer = Trainer(learned, stream, config)
+    for earlier in range(task):
+        trainer.at = At(task=earlier)
+        trainer.learn(stream[earlier])
+    begin(trainer, task)
+    return learned
+
+
+def begin(trainer: Trainer, task: int) -> None:
+    method, current = trainer.method, trainer.stream[task]
+    trainer.enter(current)
+    method.before_task(current)
+    method.grow(current)
+    stage = method.stages(current)[0]
+    trainer.set_stage(stage.name)
+    method.eval()
+    method.before_epoch(stage)
+    stage.module().train()
+
+
+def take_step(method: Any, batch: Batch, lr: float = 0.05) -> None:
+    """One plain gradient step."""
+    method.model.zero_grad()
+    torch.stack(list(method.loss(batch).values())).sum().backward()
+    with torch.no_grad():
+        for p in method.model.parameters():
+            if p.grad is not None:
+                p -= lr * p.grad
+    method.model.zero_grad()
+
+
+def without_dropout(backbone: str) -> str:
+    """The same weights in a folder whose configuration has no dropout."""
+    folder = Path(f"{backbone}-without-dropout")
+    if not folder.exists():
+        shutil.copytree(backbone, folder)
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def weights(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def assert_equal_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+# -- what the network is passed
+
+
+@dataclass
+class Pass:
+    model: Model
+    training: bool
+    batch: Batch
+
+
+@contextmanager
+def recorded_passes() -> Iterator[list[Pass]]:
+    """Every pass of a student (in training or not) or teacher, in order."""
+    passes: list[Pass] = []
+
+    def record(module: torch.nn.Module, arguments: Any) -> None:
+        if isinstance(module, Model):
+            passes.append(Pass(module, module.training, arguments[0]))
+
+    handle = register_module_forward_pre_hook(record)
+    try:
+        yield passes
+    finally:
+        handle.remove()
+
+
+# -- formulas, in numpy
+
+
+def softmax(logits: Array) -> Array:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    result: Array = powers / powers.sum(-1, keepdims=True)
+    return result
+
+
+def cross_entropy(logits: Array, targets: Array) -> float:
+    return float(-np.log(softmax(logits)[np.arange(len(targets)), targets]).mean())
+
+
+def kl_slice(student: Array, teacher: Array, tau: float = 1.0) -> Array:
+    """(rows,): P over all columns, cut to the teacher's (bace.md 3.1)."""
+    p0, p = softmax(teacher / tau), softmax(student / tau)[:, : teacher.shape[1]]
+    result: Array = (p0 * (np.log(p0) - np.log(p))).sum(1)
+    return result
+
+
+def kl_renorm(student: Array, teacher: Array, tau: float = 1.0) -> Array:
+    """(rows,): both renormalised over the teacher's columns."""
+    p0, p = softmax(teacher / tau), softmax(student[:, : teacher.shape[1]] / tau)
+    result: Array = (p0 * (np.log(p0) - np.log(p))).sum(1)
+    return result
+
+
+def array(tensor: Tensor) -> Array:
+    result: Array = tensor.detach().to(torch.float64).numpy()
+    return result
+
+
+def logits_of(model: Model, batch: Batch) -> Array:
+    with torch.no_grad():
+        return array(model(batch).logits)
+
+
+class Neighbourhood:
+    """Effect_new of a batch by brute force over the task's own rows: indices, weights, and the mixture."""
+
+    def __init__(self, method: Any, batch: Batch, teacher: Model, own: list[int], pool: list[int]) -> None:
+        stream, view = method.stream, method.now.view()
+        with torch.no_grad():
+            features = array(teacher.eval()(stream.rows(torch.tensor(pool), view=view)).features)
+        if method.knn_normalize:
+            features /= np.linalg.norm(features, axis=1, keepdims=True)
+        self.own, self.targets = own, batch.targets[own].numpy()
+        self.members: list[list[int]] = []
+        self.shares: list[Array] = []
+        for row in batch.rows[own].tolist():
+            i = pool.index(row)
+            distance = {j: max(float(np.linalg.norm(features[j] - features[i])), 1e-6) for j in range(len(pool))}
+            del distance[i]
+            nearest = sorted(distance, key=lambda j: (distance[j], j))[: method.K]
+            closeness = np.array([1 / distance[j] for j in nearest])
+            self.members.append([pool[j] for j in nearest])
+            self.shares.append((1 - method.W0) * closeness / closeness.sum())
+        self.method, self.view = method, view
+
+    def scores(self, model: Model) -> Array:  # (anchors, K)
+        """S(x_j)[y_i] of the neighbours."""
+        found = []
+        for members, y in zip(self.members, self.targets, strict=True):
+            rows = self.method.stream.rows(torch.tensor(members), view=self.view)
+            found.append(softmax(logits_of(model, rows))[:, y])
+        return np.stack(found)
+
+    def mixture(self, logits: Array, neighbours: Array) -> Array:  # (anchors,)
+        anchor = softmax(logits[self.own])[np.arange(len(self.own)), self.targets]
+        result: Array = self.method.W0 * anchor + (np.stack(self.shares) * neighbours).sum(1)
+        return result
+
+    def loss(self, logits: Array, neighbours: Array) -> float:
+        return float(-np.log(self.mixture(logits, neighbours)).mean())

@@ -1,0 +1,134 @@
+"""The growing heads (spec/bace.md 1.3 and 1.4)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bace.models.heads import CosineHead, Head, LinearHead, imprint
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def grown(head: Head, *classes: int) -> Head:
+    for task, count in enumerate(classes):
+        head.grow(count, generator(task))
+    return head
+
+
+def test_cosine_logits_by_hand() -> None:
+    head = grown(CosineHead(2, sigma_init=10.0), 2)
+    head.blocks[0].data = torch.tensor([[2.0, 0.0], [0.0, -0.5]])
+    logits = head(torch.tensor([[3.0, 4.0]]))  # unit: (.6, .8); rows: (1, 0), (0, -1)
+    torch.testing.assert_close(logits, torch.tensor([[6.0, -8.0]]))
+
+
+@given(seed=st.integers(0, 10**6), sigma=st.sampled_from([0.5, 1.0, 10.0]), length=st.sampled_from([1e-3, 1.0, 1e4]))
+@settings(max_examples=25, deadline=None)
+def test_cosine_logits_lie_within_the_scale_and_ignore_lengths(seed: int, sigma: float, length: float) -> None:
+    head = grown(CosineHead(6, sigma_init=sigma), 3, 2)
+    features = torch.randn(5, 6, generator=generator(seed))
+    logits = head(length * features)
+    assert (logits.abs() <= sigma * (1 + 1e-6)).all()
+    torch.testing.assert_close(logits, head(features))
+    torch.testing.assert_close(head(head.weight).diagonal(), torch.full((5,), sigma))
+
+
+def test_cosine_head_normalises_over_the_last_axis() -> None:
+    """Tokens (batch, length, width): each token is divided by its own length, not by that of its sentence."""
+    head = grown(CosineHead(4), 3)
+    tokens = torch.randn(2, 5, 4, generator=generator(1))
+    unit, rows = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (tokens.numpy(), head.weight.detach().numpy()))
+    np.testing.assert_allclose(head(tokens).detach().numpy(), 10 * unit @ rows.T, rtol=1e-4, atol=1e-5)
+
+
+def test_a_feature_of_zeros_gives_zeros() -> None:
+    assert torch.equal(grown(CosineHead(4), 3)(torch.zeros(1, 4)), torch.zeros(1, 3))
+
+
+def test_one_learned_scale_is_shared_by_all_tasks_and_carried_over() -> None:
+    head = grown(CosineHead(4, sigma_init=10.0), 2)
+    assert isinstance(head, CosineHead)
+    scales = [p for name, p in head.named_parameters() if p.ndim == 0]
+    assert len(scales) == 1
+    assert scales[0] is head.sigma
+    assert head.sigma.requires_grad
+    with torch.no_grad():
+        head.sigma.fill_(3.0)
+    before = head.sigma
+    grown(head, 3)
+    assert head.sigma is before
+    features = torch.randn(2, 4, generator=generator(2))
+    (ones,) = torch.autograd.grad(head(features).sum(), head.sigma)
+    torch.testing.assert_close(ones, head(features).sum() / 3.0)  # both blocks are scaled by it
+
+
+def test_a_fixed_scale_is_not_trained() -> None:
+    assert not CosineHead(4, sigma_init=1.0, sigma_learn=False).sigma.requires_grad
+
+
+@pytest.mark.parametrize("kind", [CosineHead, LinearHead])
+def test_growing_leaves_old_rows_their_parameters_and_old_logits_bit_identical(kind: type[Head]) -> None:
+    head = grown(kind(16), 3)
+    features = torch.randn(7, 16, generator=generator(3))
+    before, rows = head(features), list(head.parameters())
+    grown(head, 2)
+    after = head(features)
+    assert after.shape == (7, 5)
+    assert torch.equal(after[:, :3], before)
+    assert all(any(p is old for p in head.parameters()) for old in rows)
+    assert all(p.requires_grad for p in head.parameters())
+    assert head.classes == 5
+
+
+def test_new_rows_are_uniform_within_one_over_the_root_of_the_width() -> None:
+    head = grown(CosineHead(64), 400)
+    rows = head.blocks[0].detach()
+    bound = 1 / math.sqrt(64)
+    assert rows.abs().max() <= bound
+    assert rows.mean().item() == pytest.approx(0.0, abs=3 * bound / math.sqrt(3 * rows.numel()))
+    assert rows.var().item() == pytest.approx(bound**2 / 3, rel=0.02)
+    torch.testing.assert_close(rows.norm(dim=1).mean(), torch.tensor(1 / math.sqrt(3)), rtol=0.01, atol=0)
+
+
+def test_linear_logits_by_hand() -> None:
+    head = grown(LinearHead(2), 1, 1)
+    assert isinstance(head, LinearHead)
+    head.blocks[0].data, head.blocks[1].data = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0]])
+    assert torch.equal(head.biases[0], torch.zeros(1))
+    head.biases[1].data = torch.tensor([0.5])
+    torch.testing.assert_close(head(torch.tensor([[2.0, 1.0]])), torch.tensor([[4.0, 5.5]]))
+
+
+@pytest.mark.parametrize("kind", [CosineHead, LinearHead])
+def test_a_head_without_classes_gives_no_columns(kind: type[Head]) -> None:
+    assert kind(4).double()(torch.randn(3, 4, dtype=torch.float64)).shape == (3, 0)
+
+
+# -- imprinted rows (1.4)
+
+
+def test_imprinted_rows_point_to_the_mean_of_unit_features_at_the_mean_norm_of_the_old_rows() -> None:
+    # class 4: units (1, 0) and (0, 1), mean direction (1, 1)/sqrt(2); class 5: (0, -1). Old norms 1 and 3: mean 2.
+    features = torch.tensor([[5.0, 0.0], [0.0, -7.0], [0.0, 0.1]])
+    rows = imprint(features, torch.tensor([4, 5, 4]), range(4, 6), torch.tensor([[1.0, 0.0], [0.0, 3.0]]))
+    torch.testing.assert_close(rows, torch.tensor([[math.sqrt(2), math.sqrt(2)], [0.0, -2.0]]))
+
+
+def test_imprinted_rows_have_the_mean_old_norm() -> None:
+    old = torch.randn(5, 8, generator=generator(4))
+    features, targets = torch.randn(30, 8, generator=generator(5)), torch.arange(30) % 3 + 5
+    rows: Tensor = imprint(features, targets, range(5, 8), old)
+    mean_norm = np.linalg.norm(old.numpy(), axis=1).mean()
+    np.testing.assert_allclose(np.linalg.norm(rows.numpy(), axis=1), [mean_norm] * 3, rtol=1e-5)
+
+
+def test_before_the_first_task_imprinted_rows_have_length_one() -> None:
+    rows = imprint(torch.randn(4, 3, generator=generator(6)), torch.zeros(4), range(1), nn.Parameter(torch.zeros(0, 3)))
+    assert rows.norm().item() == pytest.approx(1.0, rel=1e-5)
