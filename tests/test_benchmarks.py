@@ -104,7 +104,7 @@ def test_a_shuffled_order_depends_on_its_seed_alone():
 
 
 def test_a_class_order_that_does_not_fit_is_refused():
-    with pytest.raises(ConfigError, match="'catt' that the data lack. Did you mean 'cat'"):
+    with pytest.raises(ConfigError, match=r"'catt' that the data lack\. Did you mean 'cat'"):
         order_classes(["cat", "dog"], Cut(class_order=["dog", "catt"]))
     with pytest.raises(ConfigError, match="class 'dog' twice"):
         order_classes(["cat", "dog"], Cut(class_order=["dog", "cat", "dog"]))
@@ -159,7 +159,9 @@ def test_classes_beyond_a_list_of_tasks_are_left_out(vit):
 
 
 def test_validation_examples_are_a_share_of_each_class_and_of_training_only(vit):
-    parts = cut_by_class(pictures("a" * 10 + "b" * 20 + "c" * 30), pictures("abc"), Cut(tasks=[2, 1], class_order=list("abc")))
+    parts = cut_by_class(
+        pictures("a" * 10 + "b" * 20 + "c" * 30), pictures("abc"), Cut(tasks=[2, 1], class_order=list("abc"))
+    )
     stream = stream_of(parts, vit, val_fraction=0.2)
     shares = [Counter(stream.targets[task.valid].tolist()) for task in stream]
     assert shares == [{0: 2, 1: 4}, {2: 6}]

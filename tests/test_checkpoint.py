@@ -195,7 +195,7 @@ def test_when_all_are_damaged_it_is_an_error(two):
         (two / name / "state.json").write_text("{}")
     with (
         pytest.warns(UserWarning, match="is damaged") as warned,
-        pytest.raises(CheckpointError, match="every checkpoint in .* is damaged"),
+        pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"),
     ):
         checkpoint.load(two)
     assert ["00000002" in str(warned[0].message), "00000001" in str(warned[1].message)] == [True, True]

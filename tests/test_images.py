@@ -58,9 +58,7 @@ def test_crop_and_flip_equal_slicing_one_picture_at_a_time(channels, height, wid
     if window is None:
         height = width  # so that no resizing comes in
     pixels = pictures(6, channels, height, width)
-    images = Images(
-        pixels, size=window or width, mean=MEAN, std=STD, flip=flip, padding=padding, window=window
-    )
+    images = Images(pixels, size=window or width, mean=MEAN, std=STD, flip=flip, padding=padding, window=window)
     got = view(images, [5, 0, 3, 3], key).numpy()
     for row, example in zip(got, [5, 0, 3, 3], strict=True):
         expected = oracle(pixels, example, key, padding=padding, window=window, flip=flip)
@@ -174,7 +172,8 @@ def test_grey_is_repeated_to_three_channels(key):
 
 
 @pytest.mark.parametrize(
-    "pixels", [torch.zeros(2, 2, 4, 4, dtype=torch.uint8), torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.uint8)]
+    "pixels",
+    [torch.zeros(2, 2, 4, 4, dtype=torch.uint8), torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.uint8)],
 )
 def test_other_pictures_are_refused_with_their_shape(pixels):
     with pytest.raises(DataError, match="expected uint8 of shape") as error:

@@ -304,7 +304,9 @@ def test_greedy_balancing_follows_its_rule_at_every_offer(size, groups, chunk, s
             assert after == before
             continue
         assert after[group][-1] == i
-        gone = {e for examples in before.values() for e in examples} - {e for examples in after.values() for e in examples}
+        gone = {e for examples in before.values() for e in examples} - {
+            e for examples in after.values() for e in examples
+        }
         if sum(count.values()) < size:
             assert not gone
         else:

@@ -24,7 +24,14 @@ def ids(*values: int) -> Tensor:
 
 def ten_each(classes: list[range]) -> list[Task]:
     return [
-        Task(t, f"task {t + 1}", own, torch.arange(10 * t, 10 * t + 6), ids(10 * t + 6), torch.arange(10 * t + 7, 10 * t + 10))
+        Task(
+            t,
+            f"task {t + 1}",
+            own,
+            torch.arange(10 * t, 10 * t + 6),
+            ids(10 * t + 6),
+            torch.arange(10 * t + 7, 10 * t + 10),
+        )
         for t, own in enumerate(classes)
     ]
 
@@ -261,7 +268,9 @@ def test_cat_with_nothing_is_the_batch_itself():
 
 def test_cat_of_pictures_stacks_them():
     data = Images(torch.arange(6 * 16, dtype=torch.uint8).view(6, 1, 4, 4), size=4)
-    stream = Stream(data, torch.tensor([0, 1, 0, 1, 0, 1]), [Task(0, "t", range(2), torch.arange(6), NO_IDS, NO_IDS)], ["a", "b"])
+    stream = Stream(
+        data, torch.tensor([0, 1, 0, 1, 0, 1]), [Task(0, "t", range(2), torch.arange(6), NO_IDS, NO_IDS)], ["a", "b"]
+    )
     stream.begin(stream[0], NO_IDS)
     both = Batch.cat(stream.batch(ids(4)), stream.batch(ids(1, 2)))
     torch.testing.assert_close(both.inputs["pixel_values"], stream.batch(ids(4, 1, 2)).inputs["pixel_values"])

@@ -39,7 +39,7 @@ def tokenize_sentences(sentences: list[list[str]], tokenizer: Any, max_length: i
     lead, tail = _special_tokens(tokenizer)
     room = max_length - len(lead) - len(tail)
     if room < 1:
-        raise ConfigError(f"max_length {max_length} leaves no room for a word: make it at least {max_length - room + 1}")
+        raise ConfigError(f"max_length {max_length} leaves no room for a word: use at least {max_length - room + 1}")
     ids: list[Tensor] = []
     positions: list[Tensor] = []
     pieces: list[range] = []
