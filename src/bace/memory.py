@@ -117,7 +117,7 @@ class Memory(ElasticBuffers):
         self.examples[slots], self.task[slots], self.group[slots] = examples, task, group
         for name, new in notes.items():
             merged = _cat_wider(getattr(self, name), new)
-            merged[slots] = merged[len(self) :]
+            merged[slots] = merged[len(self) :].clone()
             self.note(name, merged[: len(self)])
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:  # (count,) slots

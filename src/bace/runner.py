@@ -169,13 +169,15 @@ def _trainer(config: Config, **callbacks: Any) -> Trainer:
 
 # -- the run folder
 
+UNBEGUN = {".lock", "log.jsonl", ".run.json.unfinished"}  # all that a run killed before its start leaves
+
 
 def _run_in(folder: Path, config: Config | None, show: Callable[[float, str], None] | None) -> Result:
     """Run or resume in a folder, which nobody else may use at the same time."""
     resume = config is None
     if config is None:
         config = read_config(folder)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - UNBEGUN):
         raise ConfigError(f"run folder '{folder}' is already in use: choose another --out, or continue with --resume")
     if resume and (folder / "metrics.json").exists():
         raise ConfigError(f"the run in '{folder}' is finished: there is nothing to resume")

@@ -135,6 +135,7 @@ class Trainer:
         examples, module = stage.examples(), stage.module()
         parameters = list(stage.parameters() if stage.parameters else module.parameters())
         self.optimiser = self.make_optimiser(stage, parameters) if stage.optimise else None
+        self.saved_optimiser = {}
         now.epochs, now.steps = stage.epochs, -(-len(examples) // stage.batch_size)
         while at.epoch < stage.epochs:
             now.epoch, now.step = at.epoch, 0
@@ -153,6 +154,7 @@ class Trainer:
                 at.step += 1
                 self.show_progress(stage, stages)
                 self.resume_point("step", steps=1)
+            now.step = at.step  # also when the run was resumed after the last step
             method.after_epoch(stage)
             self.log_epoch(stage)
             at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
@@ -280,7 +282,9 @@ class Trainer:
                 optimiser.state[p] = slots
             elif not train.reset_optimiser and self.optimiser is not None and p in self.optimiser.state:
                 optimiser.state[p] = self.optimiser.state[p]
-        self.saved_optimiser = {}
+            elif train.optimiser == "sgd" and train.momentum and p.requires_grad:
+                # what the first step would make; fused SGD cannot take some parameters with and some without
+                optimiser.state[p] = {"momentum_buffer": torch.zeros_like(p)}
         return optimiser
 
     def set_learning_rate(self, stage: Stage, progress: float) -> None:
@@ -329,8 +333,9 @@ class Trainer:
             return
         now = self.method.now
         guilty = [name for name, term in terms.items() if not bool(torch.isfinite(term))] or list(terms)
+        value = float(terms[guilty[0]].detach())
         raise TrainingError(
-            f"the loss is not finite: term '{guilty[0]}' is {float(terms[guilty[0]])} in task {now.task + 1}, stage "
+            f"the loss is not finite: term '{guilty[0]}' is {value} in task {now.task + 1}, stage "
             f"'{now.stage}', epoch {now.epoch + 1}, step {now.step + 1}. The last good checkpoint is kept; try a "
             "lower train.lr, or train.clip 1."
         )
@@ -359,6 +364,8 @@ class Trainer:
             for slot, value in slots.items():
                 if value is not None:
                     tensors[f"optimiser.{names[p]}|{slot}"] = torch.as_tensor(value)
+        # restored, and not yet taken over by a stage
+        tensors.update({f"optimiser.{name}": value for name, value in self.saved_optimiser.items()})
         at, results = dataclasses.asdict(self.at), dataclasses.asdict(self.results)
         return tensors, {"at": at, "results": results, "method": plain, "licences": self.stream.licences}
 

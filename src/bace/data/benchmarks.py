@@ -16,7 +16,7 @@ from bace.data.texts import load_tokenizer, tokenize_texts
 from bace.errors import ConfigError, DataError, nearest
 from bace.models.encoders import Encoder, ImageEncoder, backbone_path
 from bace.randomness import generator
-from bace.stream import NO_IDS, Examples, Modality, Stream, Task
+from bace.stream import Examples, Modality, Stream, Task
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Cut:
         seed: of a shuffled class order.
         train_per_class: only the first so many training examples of each class, in file order.
         test_per_class: the same for the test.
-        val_fraction: share of each class's training examples held out for validation.
+        val_fraction: share of each class's training examples (of a task's sentences) held out for validation.
         augment: random crops (and flips) in training.
         flip: mirror pictures at random; off for digits and letters.
         max_length: longest text in tokens; longer texts are cut, longer sentences are windowed.
@@ -136,7 +136,9 @@ def make_stream(parts: list[Part], cut: Cut, encoder: Encoder, backbone: str, se
             ids.append(torch.arange(first, first + split))
             first += split
         count = len(class_names(modality, [part.classes], first=t == 0))
-        train, valid = hold_out(ids[0], cut.val_fraction, generator(seed, "validation", t))
+        # a sentence shows several classes, so sentences are held out as if they were of one
+        classes = torch.zeros_like(ids[0]) if modality == "token" else targets[-2]
+        train, valid = hold_out(ids[0], classes, cut.val_fraction, generator(seed, "validation", t))
         tasks.append(Task(t, part.name, range(known, known + count), train, valid, ids[1]))
         known += count
     rows = {"row_start": data.row_start, "positions": data.positions} if modality == "token" else {}  # type: ignore[attr-defined]
@@ -195,13 +197,21 @@ def table_targets(table: Table, part: Part, number: dict[str, int]) -> Tensor:  
     return torch.tensor([number[str(label)] for label in table.labels], dtype=torch.int64)
 
 
-def hold_out(ids: Tensor, fraction: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Training and validation ids."""
-    held = round(fraction * len(ids))
-    if not held:
-        return ids, NO_IDS
-    shuffled = ids[torch.randperm(len(ids), generator=rng)]
-    return shuffled[held:].sort().values, shuffled[:held].sort().values
+def hold_out(
+    ids: Tensor,  # (examples,)
+    classes: Tensor,  # (examples,)
+    fraction: float,
+    rng: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Training and validation ids: a share of each class's examples is held out, never all of them."""
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"benchmark.val_fraction is {fraction}: it must be at least 0 and less than 1")
+    held = torch.zeros(len(ids), dtype=torch.bool)
+    for c in torch.unique(classes).tolist() if fraction else ():
+        own = torch.nonzero(classes == c).flatten()
+        count = min(round(fraction * len(own)), len(own) - 1)
+        held[own[torch.randperm(len(own), generator=rng)[:count]]] = True
+    return ids[~held], ids[held]
 
 
 def check_parts(parts: list[Part]) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bace.data.texts import Texts, flat, join
-from bace.errors import DataError
+from bace.errors import ConfigError, DataError
 from bace.stream import Modality
 
 
@@ -38,6 +38,8 @@ def tokenize_sentences(sentences: list[list[str]], tokenizer: Any, max_length: i
     encoded = tokenizer(sentences, is_split_into_words=True, add_special_tokens=False)
     lead, tail = _special_tokens(tokenizer)
     room = max_length - len(lead) - len(tail)
+    if room < 1:
+        raise ConfigError(f"max_length {max_length} leaves no room for a word: use at least {max_length - room + 1}")
     ids: list[Tensor] = []
     positions: list[Tensor] = []
     pieces: list[range] = []

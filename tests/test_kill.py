@@ -1,0 +1,121 @@
+"""kill -9, for real: a run killed at three random moments and continued ends, byte for byte, as one left alone."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bace
+from bace import checkpoint
+
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(Path(bace.__file__).parents[1]),
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+PATIENCE = 90  # seconds in which a child must show that it lives
+
+
+def start(*words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "bace.cli", "run", *words]
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(child: subprocess.Popen[bytes]) -> None:
+    _, errors = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 0, errors.decode()
+
+
+def settings_for(tiny: Any, method: str) -> dict[str, object]:
+    changes = {"train.epochs": 8, "checkpoint.every": 3, "train.momentum": 0.9, "train.threads": 1}
+    settings: dict[str, object] = tiny.settings("image", method=method, **changes)
+    return settings
+
+
+def flags(settings: dict[str, object]) -> list[str]:
+    return [word for key, value in settings.items() for word in (f"--{key}", json.dumps(value).strip('"'))]
+
+
+def newest(folder: Path) -> int:
+    found = folder / "checkpoints"
+    return max((int(p.name) for p in found.iterdir() if p.name.isdigit()), default=0) if found.exists() else 0
+
+
+def kill_after(child: subprocess.Popen[bytes], folder: Path, checkpoints: int, delay: float) -> None:
+    """kill -9 once so many more checkpoints have been written, and a moment later: anywhere between two of them, or in
+    the middle of writing one."""
+    goal = newest(folder) + checkpoints
+    end = time.monotonic() + PATIENCE
+    while newest(folder) < goal:
+        assert child.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    time.sleep(delay)
+    child.kill()  # SIGKILL
+    child.wait()
+    assert child.stderr is not None
+    child.stderr.close()
+
+
+def files(folder: Path) -> dict[str, Any]:
+    metrics = json.loads((folder / "metrics.json").read_text())
+    del metrics["seconds"]
+    return {"metrics.json": metrics} | {name: (folder / name).read_bytes() for name in ("matrix.csv", "log.jsonl")}
+
+
+def run_with_kills(method: str, folder: Path, words: list[str]) -> list[int]:
+    """Killed three times, then left to finish; the newest checkpoint at each death."""
+    rng = random.Random(f"kill {method}")
+    child = start(*words, "--out", str(folder))
+    reached = []
+    for _ in range(3):
+        kill_after(child, folder, rng.randrange(2, 9), rng.uniform(0, 0.03))
+        assert not (folder / "metrics.json").exists()
+        reached.append(newest(folder))
+        child = start("--resume", str(folder))
+    finish(child)
+    return reached
+
+
+@pytest.mark.slow
+def test_a_run_killed_three_times_ends_as_one_left_alone(tiny, tmp_path):
+    methods = ["ER", "BaCE"]
+    with ThreadPoolExecutor(len(methods)) as side_by_side:  # most of the time goes into starting Python
+        reached = side_by_side.map(lambda m: run_with_kills(m, tmp_path / m, flags(settings_for(tiny, m))), methods)
+    for method, places in zip(methods, reached, strict=True):
+        assert places == sorted(set(places))  # every start got further than the last
+        killed, straight = tmp_path / method, tmp_path / f"{method} straight"
+        bace.run(settings_for(tiny, method), out=straight)
+        assert files(killed) == files(straight)
+        ends = [checkpoint.load(folder / "checkpoints") for folder in (killed, straight)]
+        assert ends[0] is not None
+        assert ends[1] is not None
+        assert ends[0][0].keys() == ends[1][0].keys()
+        for name, value in ends[0][0].items():
+            assert value.equal(ends[1][0][name]), name
+
+
+def test_a_run_killed_before_it_began_can_be_started_again_in_its_folder(tiny, tmp_path):
+    """While data and backbone are being loaded there is nothing to resume, and nothing in the way either."""
+    child = start(*flags(settings_for(tiny, "ER")), "--out", str(tmp_path / "run"))
+    end = time.monotonic() + PATIENCE
+    while not (tmp_path / "run" / ".lock").exists():
+        assert child.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    child.kill()
+    child.wait()
+    assert child.stderr is not None
+    child.stderr.close()
+    if (tmp_path / "run" / "run.json").exists():
+        pytest.skip("the run began before it could be killed")
+    result = bace.run(tiny.settings("image", method="SEQ", **{"train.epochs": 1}), out=tmp_path / "run")
+    assert len(result.matrix) == 3
