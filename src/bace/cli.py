@@ -1,6 +1,7 @@
 """The command line: bace demo | run | compare | report | list | predict."""
 
 import json
+import os
 import re
 import sys
 import warnings
@@ -21,10 +22,15 @@ bace - class-incremental learning with pre-trained transformers
   bace list methods|benchmarks|backbones [--json]
   bace predict RUN FILES... [--json]    classes of pictures, or of the lines of text files
 
+  bace --version
+
 Settings: --benchmark NAME --method NAME --backbone NAME --memory N --seed N, and all others by their full name
 (--method.alpha 2, --train.lr 0.01); --config FILE.yaml reads them from a file, --print_config shows them all,
-`bace run --method M --help` explains them.
+`bace run --method M --help` explains them. M may be your own class: --method mypackage.MyMethod.
 """
+
+
+HELP = {"--help": 0, "-h": 0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,9 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "list": list_command,
         "predict": predict,
     }
-    warnings.showwarning = lambda message, *rest: print(f"bace: warning: {message}", file=sys.stderr)
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())  # for --method mypackage.MyMethod; `python -m` does the same
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *rest: print(f"bace: warning: {message}", file=sys.stderr)
+        return answer(words, commands)
+
+
+def answer(words: list[str], commands: dict[str, Callable[[list[str]], None]]) -> int:
+    """Run the command; the exit status is 2 for what the user can put right."""
+    asks_help = bool({"-h", "--help"} & set(words))
     try:
-        if not words or words[0] in ("-h", "--help", "help"):
+        if not words or words[0] == "help" or (asks_help and words[0] != "run"):
             print(USAGE, end="")
         elif words[0] == "--version":
             from bace import __version__
@@ -64,11 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(words: list[str]) -> None:
-    options, flags = split_options(words, {"--out": 1, "--resume": 1, "--config": 1, "--print_config": 0, "--help": 0})
+    options, flags = split_options(words, {"--out": 1, "--resume": 1, "--config": 1, "--print_config": 0, **HELP})
     from bace.settings import as_yaml, config_from, read_yaml
 
-    if "--help" in options:
-        return print_settings(flags)
+    given = read_yaml(options["--config"][0]) if "--config" in options else {}
+    if HELP.keys() & options.keys():
+        return print_settings(given, flags)
     from bace.progress import bar
     from bace.runner import read_config, run
 
@@ -78,7 +94,7 @@ def run_command(words: list[str]) -> None:
         folder = Path(options["--resume"][0])
         config = read_config(folder)
     else:
-        config = config_from(read_yaml(options["--config"][0]) if "--config" in options else {}, flags)
+        config = config_from(given, flags)
     if "--print_config" in options:
         print(as_yaml(config), end="")
         return
@@ -103,14 +119,20 @@ def demo(words: list[str]) -> None:
 
 def compare(words: list[str]) -> None:
     options, flags = split_options(words, {"--out": 1, "--config": 1, "--seeds": 1, "--seed": 1, "--method": -1})
-    from bace.settings import config_from, expand_shorthands, read_yaml
+    from bace.settings import config_from, flag_values, flatten, read_yaml
 
-    given = read_yaml(options["--config"][0]) if "--config" in options else {}
-    flags = expand_shorthands(flags)
-    seeds = int_option(options, "--seeds", 1)
-    first = int_option(options, "--seed", 0)
+    given = flatten(read_yaml(options["--config"][0]) if "--config" in options else {})
+    benchmark = {**given, **flag_values(flags)}.get("benchmark.name", "digits")
+    seeds = int_option(options, "--seeds", 1, least=1)
+    first = int_option(options, "--seed", given.get("seed", 0))
     out = Path(options.get("--out", ["comparison"])[0])
-    asked = methods_asked(options.get("--method", ["all"]), config_from(given, flags).benchmark["name"])
+    if "--method" in options:
+        asked = methods_asked(options["--method"], benchmark)
+    elif own := {key[7:]: value for key, value in given.items() if key.startswith("method.")}:
+        asked = [(str(own.pop("name", "bace")), own)]
+    else:
+        asked = methods_asked(["all"], benchmark)
+    given = {key: value for key, value in given.items() if not key.startswith("method.")}
     configs = [  # every configuration is checked before the first run starts
         (name, seed, config_from({**given, "method": {"name": name, **changes}, "seed": seed}, flags))
         for seed in range(first, first + seeds)
@@ -127,7 +149,7 @@ def run_or_continue(out: Path, name: str, seed: int, config: Any) -> Path:
     from bace.settings import method_label
 
     label = method_label(config.method)
-    folder = out / f"{re.sub(r'[^A-Za-z0-9.=+-]+', '-', label)}-seed{seed}"
+    folder = out / f"{re.sub(r'[^A-Za-z0-9.=+-]+', '-', label).strip('-')}-seed{seed}"
     begun = (folder / "run.json").exists()
     if begun and read_config(folder) != config:
         raise ConfigError(f"'{folder}' holds a run with other settings: choose another --out")
@@ -139,7 +161,7 @@ def run_or_continue(out: Path, name: str, seed: int, config: Any) -> Path:
 
 def report(words: list[str]) -> None:
     options, folders = split_options(words, {"--out": 1})
-    refuse([word for word in folders if word.startswith("--")], ["--out"])
+    refuse([word for word in folders if word.startswith("-")], ["--out"])
     if not folders:
         raise ConfigError("bace report needs at least one run folder")
     show_report([Path(folder) for folder in folders], Path(options.get("--out", ["report.html"])[0]))
@@ -157,33 +179,31 @@ def show_report(folders: list[Path], page: Path) -> None:
 
 def list_command(words: list[str]) -> None:
     options, rest = split_options(words, {"--json": 0})
+    refuse([word for word in rest if word.startswith("-")], ["--json"])
+    kinds = ("methods", "benchmarks", "backbones")
+    if len(rest) != 1 or rest[0] not in kinds:
+        wrong = f" not '{' '.join(rest)}'.{nearest(rest[0], kinds)}" if rest else ""
+        raise ConfigError(f"bace list takes one of {', '.join(kinds)}{',' if rest else '.'}{wrong}")
     from bace.catalogue import KINDS
 
-    if len(rest) != 1 or rest[0] not in KINDS:
-        raise ConfigError(f"bace list takes one of {', '.join(KINDS)}." + (nearest(rest[0], KINDS) if rest else ""))
     rows = KINDS[rest[0]]()
     if "--json" in options:
         print(json.dumps(rows, indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(", ".join(v) if isinstance(v, list) else str(v) for v in row.values()))
-    Console().print(table)
+    else:
+        print_rows(list(rows[0]), [[in_words(value) for value in row.values()] for row in rows])
 
 
 def predict(words: list[str]) -> None:
     options, rest = split_options(words, {"--json": 0})
-    refuse([word for word in rest if word.startswith("--")], ["--json"])
+    refuse([word for word in rest if word.startswith("-")], ["--json"])
     if len(rest) < 2:
         raise ConfigError("bace predict needs a run folder and at least one file")
     from bace.predicting import predict_files
 
     rows = predict_files(Path(rest[0]), [Path(file) for file in rest[1:]])
     for row in rows:
-        print(json.dumps(row) if "--json" in options else "\t".join(str(value) for value in row.values()))
+        texts = (" ".join(value) if isinstance(value, list) else str(value) for value in row.values())
+        print(json.dumps(row) if "--json" in options else "\t".join(texts))
 
 
 # -- words of the command line
@@ -200,13 +220,13 @@ def split_options(words: list[str], known: dict[str, int]) -> tuple[dict[str, li
         if name not in known:
             rest.append(words[i - 1])
             continue
-        if equals:
-            options[name] = [value]
-            continue
         end = i
-        while end < len(words) and not words[end].startswith("--") and (known[name] < 0 or end - i < known[name]):
-            end += 1
-        options[name] = words[i:end]
+        if equals:
+            options[name] = [value] if value else []
+        else:
+            while end < len(words) and not words[end].startswith("--") and (known[name] < 0 or end - i < known[name]):
+                end += 1
+            options[name] = words[i:end]
         i = end
         if known[name] and not options[name]:
             raise ConfigError(f"{name} needs a value")
@@ -218,10 +238,10 @@ def refuse(words: Sequence[str], valid: Sequence[str]) -> None:
         raise ConfigError(f"there is no option '{words[0]}' here.{nearest(words[0], valid)}")
 
 
-def int_option(options: dict[str, list[str]], name: str, default: int) -> int:
+def int_option(options: dict[str, list[str]], name: str, default: int, least: int = 0) -> int:
     value = options.get(name, [str(default)])[0]
-    if not value.isdigit():
-        raise ConfigError(f"{name} is '{value}': it must be a whole number")
+    if not value.isdecimal() or int(value) < least:
+        raise ConfigError(f"{name} is '{value}': it must be a whole number, at least {least}")
     return int(value)
 
 
@@ -250,17 +270,39 @@ def methods_asked(words: list[str], benchmark: object) -> list[tuple[str, dict[s
     return asked
 
 
-def print_settings(flags: list[str]) -> None:
-    """Every setting with its default and meaning."""
-    from rich.console import Console
-    from rich.table import Table
-
+def print_settings(given: dict[str, Any], flags: list[str]) -> None:
+    """Every setting with its value and meaning."""
     from bace.settings import config_from, explain
 
-    table = Table("setting", "default", "meaning", title="bace run")
-    for name, default, meaning in explain(config_from({}, flags)):
-        table.add_row(f"--{name}", default, meaning)
-    Console().print(table)
+    config = config_from(given, flags)
+    print("bace run --benchmark NAME --method NAME [--backbone NAME] [--memory N] [--config FILE.yaml] [settings]")
+    print("         [--out DIR: keep the run] [--print_config: show the settings as YAML]")
+    print("bace run --resume DIR: continue a run that was stopped, with its own settings\n")
+    print(f"Settings of {config.method['name']} on {config.benchmark['name']}, with the values they have now:\n")
+    print_rows(["setting", "value", "meaning"], [[f"--{name}", *rest] for name, *rest in explain(config)])
+
+
+def print_rows(header: list[str], rows: list[list[str]]) -> None:
+    """A table as wide as the terminal; names are never shortened, so that they can be copied."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(header[0], no_wrap=True, overflow="ignore", min_width=max(len(row[0]) for row in rows))
+    for name in header[1:]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))  # Text, because a str would be read as markup
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def in_words(value: object) -> str:
+    """A cell: lists and the names of settings with commas."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | dict) else str(value)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,8 @@ from bace.data.sources import Table, as_inputs, from_arrays
 from bace.data.texts import Texts
 from bace.errors import CheckpointError, ConfigError, DataError
 from bace.method import Method
-from bace.runner import attach, load_backbone, make_method, prepare_torch, read_run
+from bace.methods import find_method
+from bace.runner import attach, check_memory, load_backbone, make_method, prepare_torch, read_run
 from bace.settings import config_from, flatten
 from bace.stream import NO_IDS, Examples, Modality, Stream, Task
 from bace.trainer import At, Trainer
@@ -50,7 +52,9 @@ class Learner:
         self._given = {"method": method, **settings}
         config_from(self._given)  # refuse what is wrong now, not at the first data
         self.config: Config | None = None
-        self.tasks: list[list[str]] = []  # class names as the user gave them, by task
+        self.tasks: list[list[str]] = []  # class names, by task
+        self.picture: tuple[int, int] | None = None  # height and width of the pictures learned from
+        self._numbers: set[str] = set()  # names that the user gave as whole numbers, and gets back as such
         self.modality: Modality | None = None
         self.method: Method | None = None
         self._kept: dict[str, Tensor] = {}  # raw examples, as tensors
@@ -59,34 +63,49 @@ class Learner:
         self._complete = True  # False: made from a run, whose memory examples are elsewhere
 
     @property
-    def classes_(self) -> list[str]:
-        """Names of all classes (entity types) learned, in order of arrival."""
-        return [name for names in self.tasks for name in names]
+    def classes_(self) -> list[Any]:
+        """Names of all classes (entity types) learned, as they were given, in order of arrival."""
+        return [self._as_given(name) for names in self.tasks for name in names]
 
     def partial_fit(self, x: Any, y: Sequence[Any]) -> Self:
-        """Learn the classes of `y`, all of them new, from the examples `x`.
+        """Learn the classes of `y`, all of them new, from the examples `x`. If it fails, the learner is as before.
 
         Args:
             x: pictures (uint8 array or tensor, PIL images, paths), texts (strings), or sentences (lists of words).
+                Pictures are brought to the size of the first call's, but arrays of another shape are refused.
             y: a label per example; for sentences a list of IOB2 tags each.
         """
-        table = from_arrays(x, y)
+        array = isinstance(x, Tensor | np.ndarray)
+        table = from_arrays(x, y, image_size=None if array else self.picture)
         self._check_new(table)
         config = self._configured(table.modality)
         part = Part(f"task {len(self.tasks) + 1}", table.names, table, table)
         tasks = [*self.tasks, table.names]
         stream = self._stream(table, part, tasks, config)
-        method = self._method_for(stream, config)
-        trainer = Trainer(method, stream, config)
-        trainer.at = At(task=len(self.tasks))
-        trainer.learn(stream[-1])
-        self.tasks, self.method = tasks, method
+        check_memory(config, find_method(str(config.method["name"])), stream)
+        saved = None if self.method is None else {k: _copied(v) for k, v in self.method.state_dict().items()}
+        try:
+            method = self._method_for(stream, config)
+            trainer = Trainer(method, stream, config)
+            trainer.at = At(task=len(self.tasks))
+            trainer.learn(stream[-1])
+        except BaseException:  # also when interrupted: half a task learned is no use
+            if saved is not None:
+                tensors, plain = checkpoint.split_state(saved)
+                self.method = None
+                self._restore({f"method.{name}": value for name, value in tensors.items()}, plain)
+            raise
+        self.config, self.modality, self.tasks, self.method = config, table.modality, tasks, method
+        if isinstance(stream.data, Images):
+            self.picture = (stream.data.pixels.shape[2], stream.data.pixels.shape[3])
+        self._numbers |= {str(label) for label in _labels(y) if isinstance(label, int)}
         self._keep(stream)
         return self
 
     def predict(self, x: Any) -> list[Any]:
-        """The class name of each example; for sentences, the tag of each word."""
-        names, rows = self._names(), self.scores(x)
+        """The class of each example, named as it was given; for sentences, the tag of each word."""
+        rows = self.scores(x)
+        names = self._names() if self.modality == "token" else self.classes_
         if isinstance(rows, list):
             return [[names[c] for c in sentence.argmax(1).tolist()] for sentence in rows]
         return [names[c] for c in rows.argmax(1).tolist()]
@@ -95,7 +114,7 @@ class Learner:
         """A score per class, in the order of `classes_`; for sentences one (words, tags) tensor each."""
         if self.method is None or self.config is None or self.modality is None:
             raise ConfigError("this learner has learned nothing yet: call partial_fit first")
-        _, inputs = as_inputs(x, modality=self.modality)
+        _, inputs = as_inputs(x, modality=self.modality, image_size=self.picture)
         words = [["O"] * len(sentence) for sentence in inputs] if self.modality == "token" else [""] * len(inputs)
         table = Table(self.modality, inputs, words, [])
         cut = _cut(self.config)
@@ -123,6 +142,8 @@ class Learner:
             "given": self._given,
             "tasks": self.tasks,
             "modality": self.modality,
+            "picture": self.picture,
+            "numbers": sorted(self._numbers),
             "method": plain,
             "train": [ids.tolist() for ids in self._train],
             "complete": self._complete,
@@ -142,6 +163,8 @@ class Learner:
             raise CheckpointError(f"'{folder}' is not a saved learner; a run folder is opened with bace.load")
         learner = cls(**state["given"])
         learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
+        learner.picture = tuple(state["picture"]) if state["picture"] else None
+        learner._numbers = set(state["numbers"])
         learner.config = learner._configured(state["modality"])
         learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
         learner._kept_targets = tensors["kept_targets"]
@@ -160,6 +183,7 @@ class Learner:
         learner = cls(**{**described["config"], "method": described["config"]["method"]})
         learner.config = config_from(described["config"])
         learner.modality, learner._complete = described["modality"], False
+        learner.picture = tuple(described["picture"]) if described.get("picture") else None
         learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]
         learner._restore(found[0], found[1]["method"])
         return learner
@@ -179,11 +203,7 @@ class Learner:
     def _configured(self, modality: Modality) -> Config:
         if self.modality not in (None, modality):
             raise DataError(f"this learner was taught {self.modality} data; it cannot take {modality} data")
-        self.modality = modality
-        if self.config is None:
-            given = flatten(self._given)
-            self.config = config_from({"benchmark.name": BENCHMARK[modality], **given})
-        return self.config
+        return self.config or config_from({"benchmark.name": BENCHMARK[modality], **flatten(self._given)})
 
     def _method_for(self, stream: Stream, config: Config) -> Method:
         """The method so far with its new stream; made at the first call."""
@@ -199,9 +219,14 @@ class Learner:
     def _check_new(self, table: Table) -> None:
         if not self._complete:
             raise ConfigError("a model loaded from a run can only predict: its memory's examples are in the benchmark")
-        if known := [name for name in table.names if name in self.classes_]:
+        if known := [name for name in table.names if any(name in names for names in self.tasks)]:
             raise DataError(
                 f"class '{known[0]}' was learned before: for now each call of partial_fit takes new classes only"
+            )
+        if isinstance(table.inputs, Tensor) and self.picture not in (None, tuple(table.inputs.shape[2:])):
+            raise DataError(
+                f"these pictures are {tuple(table.inputs.shape[2:])} pixels, the ones learned before {self.picture}: "
+                "resize them alike"
             )
 
     def _stream(self, table: Table, part: Part, tasks: list[list[str]], config: Config) -> Stream:
@@ -237,9 +262,22 @@ class Learner:
             memory.examples = new_id[memory.examples]
         self._train = [new_id[task.train] if joint else NO_IDS for task in stream]
 
+    def _as_given(self, name: str) -> Any:
+        return int(name) if name in self._numbers else name
+
     def _names(self) -> list[str]:
         assert self.modality is not None
         return class_names(self.modality, self.tasks)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _labels(y: Any) -> list[Any]:
+    """Labels as Python values."""
+    values = y.tolist() if isinstance(y, Tensor | np.ndarray) else list(y)
+    return [value.item() if isinstance(value, Tensor | np.generic) else value for value in values]
 
 
 def _cut(config: Config) -> Cut:

@@ -83,8 +83,8 @@ class Memory(ElasticBuffers):
         quota = self.size // max(groups, 1)
         if quota == 0 and not self.allow_missing_classes:
             raise ConfigError(
-                f"a memory of {self.size} examples cannot hold one of each of {groups} classes: make it at least "
-                f"{groups}, or set memory.allow_missing_classes"
+                f"a memory of {self.size} examples cannot hold one of each of {groups} classes (for sentences: entity "
+                f"types): make memory.size at least {groups}, or set memory.allow_missing_classes"
             )
         return quota
 

@@ -159,7 +159,8 @@ class Method(ElasticBuffers):
         """How many of a batch's examples come from memory: none while it is empty (bace.md 1.6)."""
         if not self.uses_memory or not len(self.memory):
             return 0
-        return round(self.batch_size * self.training_settings.replay_ratio)
+        wanted = round(self.batch_size * self.training_settings.replay_ratio)
+        return min(wanted, self.batch_size - 1)  # at least one new example a step
 
     def replay(self, draw: int = 1) -> Batch | None:
         """A batch drawn uniformly, with replacement, from memory; None while it is empty."""

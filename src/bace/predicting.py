@@ -14,12 +14,14 @@ def predict_files(folder: Path, files: list[Path]) -> list[dict[str, Any]]:
     learner = Learner.from_run(folder)
     for file in files:
         if not file.is_file():
-            raise DataError(f"there is no file '{file}'")
+            raise DataError(f"there is no file '{file}': check the path")
     if learner.modality == "image":
         return _rows([str(file) for file in files], files, learner)
     lines = [(f"{file}:{n}", line) for file in files for n, line in enumerate(_lines(file), 1) if line.strip()]
     if learner.modality == "text":
         return _rows([where for where, _ in lines], [line for _, line in lines], learner)
+    if not lines:
+        return []
     sentences = [line.split() for _, line in lines]
     tags = learner.predict(sentences)
     return [
@@ -43,6 +45,6 @@ def _rows(where: list[str], inputs: list[Any], learner: Learner) -> list[dict[st
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text().splitlines()
+        return file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"'{file}' cannot be read as text: {error}") from error
+        raise DataError(f"'{file}' cannot be read as text ({error}): this run's model takes text files") from error

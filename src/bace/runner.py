@@ -21,7 +21,8 @@ from torch import Tensor
 from bace import __version__, checkpoint, metrics
 from bace.config import Config
 from bace.data.benchmarks import Cut, find_benchmark, make_stream
-from bace.errors import ConfigError, DataError
+from bace.data.images import Images
+from bace.errors import CheckpointError, ConfigError, DataError
 from bace.memory import Memory
 from bace.method import Method, Now
 from bace.methods import find_method
@@ -98,7 +99,7 @@ def make_method(config: Config, modality: str) -> Method:
     return found(**{k: v for k, v in config.method.items() if k != "name"})
 
 
-def check_memory(config: Config, method: Method, stream: Stream) -> None:
+def check_memory(config: Config, method: Method | type[Method], stream: Stream) -> None:
     """Say before training, not after the last task, that the memory cannot hold one example of each class."""
     if method.uses_memory:
         groups = len(set(stream.groups.tolist()) - {-1})
@@ -145,7 +146,9 @@ def device_name(wanted: str) -> str:
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"train.device '{wanted}' cannot be used here: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0].partition(":")[0]
+        reason = "no such device" if reason.startswith("Expected one of") else reason
+        raise ConfigError(f"train.device '{wanted}' cannot be used here ({reason}): use auto, cpu or cuda") from error
     return wanted
 
 
@@ -169,7 +172,7 @@ def _trainer(config: Config, **callbacks: Any) -> Trainer:
 
 # -- the run folder
 
-UNBEGUN = {".lock", "log.jsonl", ".run.json.unfinished"}  # all that a run killed before its start leaves
+UNBEGUN = {".lock", "log.jsonl", ".run.json.unfinished"}  # all that a run leaves that was refused or killed before it began
 
 
 def _run_in(folder: Path, config: Config | None, show: Callable[[float, str], None] | None) -> Result:
@@ -177,11 +180,14 @@ def _run_in(folder: Path, config: Config | None, show: Callable[[float, str], No
     resume = config is None
     if config is None:
         config = read_config(folder)
-    elif folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - UNBEGUN):
+    elif _in_use(folder):
         raise ConfigError(f"run folder '{folder}' is already in use: choose another --out, or continue with --resume")
     if resume and (folder / "metrics.json").exists():
         raise ConfigError(f"the run in '{folder}' is finished: there is nothing to resume")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run folder '{folder}' cannot be made ({error.strerror}): choose another --out") from error
     with _locked(folder):
         if resume:
             with contextlib.suppress(KeyError):
@@ -203,6 +209,13 @@ def _run_in(folder: Path, config: Config | None, show: Callable[[float, str], No
             trainer.restore(*found)
         log.cut(found[1]["log"] if found else 0)
         return _finish(trainer, folder)
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether there is anything to lose: more than what a run leaves that was refused before it began."""
+    if not folder.is_dir():
+        return folder.exists()
+    return any(path.name not in UNBEGUN for path in folder.iterdir())
 
 
 def _finish(trainer: Trainer, folder: Path | None) -> Result:
@@ -240,6 +253,7 @@ def describe(config: Config, stream: Stream) -> dict[str, Any]:
         "benchmark": config.benchmark["name"],
         "seed": config.seed,
         "modality": stream.modality,
+        "picture": list(stream.data.pixels.shape[2:]) if isinstance(stream.data, Images) else None,
         "config": dataclasses.asdict(config),
         "versions": {
             "bace": __version__,
@@ -258,11 +272,11 @@ def read_run(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "run.json").read_text())
     except FileNotFoundError as error:
-        raise ConfigError(f"'{folder}' is not a run folder: it has no run.json") from error
+        raise ConfigError(f"'{folder}' is not a run folder: it has no run.json. Start a run with --out") from error
     except (OSError, ValueError) as error:
         raise DataError(f"'{folder / 'run.json'}' cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"'{folder / 'run.json'}' does not describe a run")
+    if not isinstance(found, dict) or not isinstance(found.get("config"), dict):
+        raise DataError(f"'{folder / 'run.json'}' does not describe a run: it has no 'config'")
     return found
 
 
@@ -287,8 +301,20 @@ def write_json(path: Path, content: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     beside = path.with_name(f".{path.name}.unfinished")
-    beside.write_text(text)
-    beside.replace(path)
+    with _writing(path):
+        beside.write_text(text)
+        beside.replace(path)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A full disk is the user's to put right, and costs nothing but the time since the last checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"could not write '{path}': {error.strerror}. Nothing is lost: make room and continue with --resume."
+        ) from error
 
 
 class _Log:
@@ -299,8 +325,9 @@ class _Log:
         self.file = path.open("a")
 
     def __call__(self, event: dict[str, Any]) -> None:
-        self.file.write(json.dumps(event) + "\n")
-        self.file.flush()
+        with _writing(self.path):
+            self.file.write(json.dumps(event) + "\n")
+            self.file.flush()
 
     def size(self) -> int:
         return self.path.stat().st_size

@@ -5,10 +5,12 @@ The schema is the annotations: of the dataclasses in config.py, of the benchmark
 
 import dataclasses
 import inspect
-import itertools
+import json
+import math
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
@@ -27,6 +29,30 @@ SECTIONS: dict[str, type] = {
     "checkpoint": Checkpoints,
 }
 SHORT = {"benchmark": "name", "method": "name", "backbone": "name", "memory": "size"}  # `--memory 50`, `method: bace`
+RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least and the greatest value
+    "benchmark.train_per_class": (1, math.inf),
+    "benchmark.test_per_class": (1, math.inf),
+    "benchmark.val_fraction": (0, 0.9),
+    "benchmark.max_length": (8, math.inf),
+    "backbone.freeze": (0, math.inf),
+    "backbone.adapter": (0, math.inf),
+    "backbone.image_size": (1, math.inf),
+    "memory.size": (0, math.inf),
+    "memory.per_class": (0, math.inf),
+    "train.epochs": (0, math.inf),
+    "train.batch_size": (1, math.inf),
+    "train.replay_ratio": (0, 1),
+    "train.lr": (0, math.inf),
+    "train.head_lr": (0, math.inf),
+    "train.momentum": (0, 1),
+    "train.weight_decay": (0, math.inf),
+    "train.clip": (0, math.inf),
+    "train.early_stop": (0, math.inf),
+    "train.eval_batch_size": (1, math.inf),
+    "train.threads": (0, math.inf),
+    "checkpoint.every": (0, math.inf),
+    "checkpoint.keep": (1, math.inf),
+}
 
 
 def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
@@ -37,24 +63,52 @@ def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
         flags: command-line flags, which win.
     """
     settings = flatten(given)
-    flags = expand_shorthands(flags)
-    chosen = {**settings, **dict(itertools.pairwise(flags))}
+    from_flags = flag_values(flags)
+    chosen = {**settings, **from_flags}
     names = {
-        section: str(chosen.get(f"--{section}.name", chosen.get(f"{section}.name", default)))
+        section: str(chosen.get(f"{section}.name", default))
         for section, default in (("method", "bace"), ("benchmark", "digits"))
     }
     benchmark = find_benchmark(names["benchmark"])
-    parser = make_parser(names["method"], names["benchmark"])
     valid = valid_settings(names["method"])
-    for key in [*settings, *(flag[2:] for flag in flags if flag.startswith("--"))]:
+    for key in chosen:
         if key not in valid:
-            raise ConfigError(f"there is no setting '{key}'.{nearest(key, valid)}")
+            raise ConfigError(_unknown_setting(key, valid, names["method"]))
+    parser = make_parser(names["method"], names["benchmark"])
+    words = [f"--{key}={value}" for key, value in from_flags.items()]
     try:
         start = parser.parse_object(nest({**benchmark.defaults, **settings}))
-        parsed = parser.parse_args(list(flags), namespace=start)
+        parsed = parser.parse_args(words, namespace=start)
     except Exception as error:  # jsonargparse wraps whatever a type's parser raises
-        raise ConfigError(_first_sentence(error)) from error
-    return as_config(parsed)
+        raise ConfigError(_wrong_value(parser, names["method"], settings, from_flags, error)) from error
+    config = as_config(parsed)
+    check_ranges(config)
+    return config
+
+
+def flag_values(flags: Sequence[str]) -> dict[str, str]:
+    """{"seed": "1"} of `--seed 1`; the last of a repeated flag wins."""
+    found: dict[str, str] = {}
+    words = expand_shorthands(flags)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(
+                f"'{word}' is not expected here: a setting is written --name value, a list in one word, '[2,1,2]'"
+            )
+        if not words or words[0].startswith("--"):
+            raise ConfigError(f"{word} needs a value")
+        found[word[2:]] = words.pop(0)
+    return found
+
+
+def check_ranges(config: Config) -> None:
+    values = flatten(dataclasses.asdict(config))
+    for key, (least, most) in RANGES.items():
+        value = values[key]
+        if value is not None and not least <= value <= most:  # so that nan is refused too
+            allowed = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+            raise ConfigError(f"{key} is {value}: it must be {allowed}")
 
 
 def make_parser(method: str, benchmark: str) -> ArgumentParser:
@@ -86,10 +140,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         found = yaml.safe_load(Path(path).read_text())
     except OSError as error:
         raise ConfigError(f"config file '{path}' cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"config file '{path}' is not YAML: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file '{path}' is not YAML: {_one_line(error)}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"config file '{path}' must hold settings such as 'method: bace'")
+        kind = "is empty" if found is None else f"holds a {type(found).__name__}"
+        raise ConfigError(f"config file '{path}' {kind}: it must hold settings, such as the line 'method: bace'")
     return found
 
 
@@ -144,8 +199,58 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _first_sentence(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+
+
+def _unknown_setting(key: str, valid: Sequence[str], method: str) -> str:
+    """The refusal of a misspelt setting, with the nearest one: of the same section, if there is such a section."""
+    section, dot, name = key.partition(".")
+    siblings = [v.partition(".")[2] for v in valid if v.startswith(f"{section}.")] if dot else []
+    if not siblings:
+        sections = {v.partition(".")[0] for v in valid}
+        hint = nearest(key, valid) if "Did you mean" in nearest(key, valid) else nearest(section, sections)
+        return f"there is no setting '{key}'.{hint} `bace run --help` explains them all."
+    of = f"{find_method(method).title} has" if section == "method" else "there is"
+    hint = nearest(name, siblings).replace("you mean '", f"you mean '{section}.")
+    return f"{of} no setting '{key}'.{hint}"
+
+
+def _wrong_value(
+    parser: ArgumentParser, method: str, settings: Mapping[str, Any], flags: Mapping[str, str], error: Exception
+) -> str:
+    """Which value was refused and what was expected, found by offering each value alone."""
+    annotations = setting_types(method)
+    for key, value in (*settings.items(), *flags.items()):
+        try:
+            parser.parse_args([f"--{key}={value}"]) if key in flags else parser.parse_object(nest({key: value}))
+        except Exception as alone:
+            if key in str(alone):  # otherwise it is about something else, that is missing
+                return f"{key} is '{value}': it must be {_spell(annotations.get(key, str))}"
+    return _one_line(error)
+
+
+def setting_types(method: str) -> dict[str, Any]:
+    """The annotation of every setting."""
+    sources: dict[str, Any] = {"benchmark": Cut, "method": find_method(method).__init__, **SECTIONS}
+    hints = {f"{section}.{k}": v for section, source in sources.items() for k, v in get_type_hints(source).items()}
+    return {**hints, "seed": int}
+
+
+def _spell(annotation: Any) -> str:
+    """A type in words: 'a whole number', "'sgd' or 'adamw'"."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if annotation in words:
+        return words[annotation]
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " or ".join(f"'{value}'" for value in arguments)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(_spell(argument) for argument in arguments)
+    if get_origin(annotation) in (list, tuple):
+        kind = _spell(arguments[0]) if arguments else "values"
+        return f"a list, each {kind}"
+    return str(annotation)
 
 
 def documented(section: type) -> dict[str, str]:
@@ -169,7 +274,12 @@ def explain(config: Config) -> list[tuple[str, str, str]]:
     names = ["seed", *(key for key in valid_settings(str(config.method["name"])) if not key.endswith(".name"))]
     meanings = {f"{section}.{k}": v for section, source in sources.items() for k, v in documented(source).items()}
     meanings["seed"] = "of everything random; the class order has its own, benchmark.seed"
-    return [(name, str(values.get(name)), meanings.get(name, "")) for name in dict.fromkeys(names)]
+    return [(name, _as_typed(values.get(name)), meanings.get(name, "")) for name in dict.fromkeys(names)]
+
+
+def _as_typed(value: Any) -> str:
+    """A value as one would type it: null, true, [2,1,2]."""
+    return value if isinstance(value, str) else json.dumps(_plain(value))
 
 
 def method_label(method: Mapping[str, Any]) -> str:

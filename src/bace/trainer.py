@@ -333,9 +333,8 @@ class Trainer:
             return
         now = self.method.now
         guilty = [name for name, term in terms.items() if not bool(torch.isfinite(term))] or list(terms)
-        value = float(terms[guilty[0]].detach())
         raise TrainingError(
-            f"the loss is not finite: term '{guilty[0]}' is {value} in task {now.task + 1}, stage "
+            f"the loss is not finite: term '{guilty[0]}' is {terms[guilty[0]].item()} in task {now.task + 1}, stage "
             f"'{now.stage}', epoch {now.epoch + 1}, step {now.step + 1}. The last good checkpoint is kept; try a "
             "lower train.lr, or train.clip 1."
         )

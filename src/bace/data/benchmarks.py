@@ -77,10 +77,21 @@ class Benchmark:
 
 def cut_by_class(train: Table, test: Table, cut: Cut) -> list[Part]:
     """One labelled set as tasks of disjoint classes."""
+    if not isinstance(cut.class_order, list):
+        check_test_labels(train, test)
     names = order_classes(train.names, cut)
     counts = share_out(len(names), cut.tasks)
     groups = [names[sum(counts[:t]) : sum(counts[: t + 1])] for t in range(len(counts))]
     return [Part(f"task {t + 1}", own, only(train, own), only(test, own)) for t, own in enumerate(groups)]
+
+
+def check_test_labels(train: Table, test: Table) -> None:
+    """A label that only the test has is a misspelling, or cannot be learned."""
+    if unknown := [name for name in test.names if name not in train.names]:
+        raise DataError(
+            f"the test has the label '{unknown[0]}', which no training example has.{nearest(unknown[0], train.names)} "
+            "Correct it, remove it, or list the classes to be learned in benchmark.class_order."
+        )
 
 
 def order_classes(names: list[str], cut: Cut) -> list[str]:
@@ -150,14 +161,22 @@ def make_examples(
 ) -> tuple[Examples, list[int]]:
     """All tables' examples as one, and how many each table has become."""
     if (modality == "image") != (encoder.modality == "image"):
-        raise ConfigError(f"backbone '{backbone}' takes {encoder.modality}s, but the data are {modality}s")
+        data = {"image": "images", "text": "texts", "token": "sentences"}[modality]
+        raise ConfigError(
+            f"backbone '{backbone}' takes {encoder.modality}s, but the data are {data}: choose another with --backbone "
+            "(see `bace list backbones`)"
+        )
     if modality == "image":
         assert isinstance(encoder, ImageEncoder)
+        if encoder.channels != 3:
+            raise ConfigError(
+                f"backbone '{backbone}' takes pictures of {encoder.channels} channels: choose one that takes 3 (colour)"
+            )
         shapes = {tuple(table.inputs.shape[1:]) for table in tables if len(table)}  # type: ignore[union-attr]
         if len(shapes) > 1:
             raise DataError(f"pictures of different shapes in one stream: {sorted(shapes)}; give them one size")
         pixels = torch.cat([table.inputs for table in tables])  # type: ignore[misc]
-        stored = pixels.shape[-1]
+        stored = min(pixels.shape[-2:])
         images = Images(
             pixels,
             size=encoder.image_size,

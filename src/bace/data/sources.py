@@ -34,6 +34,7 @@ from bace.errors import ConfigError, DataError, nearest
 
 Modality = Literal["image", "text", "token"]
 Inputs = Tensor | list[str] | list[list[str]]
+Size = int | tuple[int, int]  # the side of a square, or height and width
 
 DEFAULT_SIZE = 256  # side of the squares that pictures of unequal sizes become
 MEMORY_LIMIT = 2 * 1024**3  # bytes; larger picture tensors live in a memory-mapped file
@@ -106,7 +107,7 @@ def read(
     label_names: Sequence[str] | None = None,
     subset: str | None = None,
     limit_per_class: int | None = None,
-    image_size: int | None = None,
+    image_size: Size | None = None,
     channels: int = 3,
     memory_limit: int = MEMORY_LIMIT,
 ) -> Table:
@@ -186,7 +187,7 @@ def from_arrays(
     *,
     modality: Modality | None = None,
     label_names: Sequence[str] | None = None,
-    image_size: int | None = None,
+    image_size: Size | None = None,
     channels: int = 3,
     memory_limit: int = MEMORY_LIMIT,
 ) -> Table:
@@ -216,7 +217,7 @@ def as_inputs(
     inputs: Any,
     *,
     modality: Modality | None = None,
-    image_size: int | None = None,
+    image_size: Size | None = None,
     channels: int = 3,
     memory_limit: int = MEMORY_LIMIT,
 ) -> tuple[Modality, Inputs]:
@@ -236,7 +237,7 @@ def as_inputs(
         pixels = _channels_last(inputs)
         if not len(pixels):
             raise DataError("there are no examples: the array is empty.")
-        if image_size is None:
+        if image_size is None or tuple(pixels.shape[1:3]) == image_size:
             return "image", _from_pixels(pixels, channels, memory_limit)
         inputs = list(pixels.numpy())
     if isinstance(inputs, str | bytes | Path | dict | Image.Image):
@@ -723,7 +724,7 @@ def _stack(
     pictures: Callable[[], Iterator[Any]],  # called again if the first pass finds unequal sizes
     count: int,
     where: Callable[[int], str],
-    image_size: int | None,
+    image_size: Size | None,
     channels: int,
     memory_limit: int,
 ) -> Tensor:  # (count, channels, height, width)
@@ -738,7 +739,7 @@ def _stack_equal(
     pictures: Iterator[Any],
     count: int,
     where: Callable[[int], str],
-    image_size: int | None,
+    image_size: Size | None,
     channels: int,
     memory_limit: int,
 ) -> Tensor | None:  # (count, channels, height, width), or nothing as soon as two sizes differ
@@ -768,7 +769,7 @@ def _stack_equal(
     return result
 
 
-def _decode(picture: Any, where: str, image_size: int | None, channels: int) -> npt.NDArray[np.uint8]:
+def _decode(picture: Any, where: str, image_size: Size | None, channels: int) -> npt.NDArray[np.uint8]:
     """One picture as (channels, height, width)."""
     try:
         if isinstance(picture, Image.Image):
@@ -780,9 +781,10 @@ def _decode(picture: Any, where: str, image_size: int | None, channels: int) -> 
         raise DataError(f"{where}: there is no picture {picture}.") from error
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error on broken bytes
         raise DataError(f"{where}: the picture cannot be decoded ({error}). Replace or remove it.") from error
-    if image_size is not None and image.size != (image_size, image_size):
-        # The centre square, scaled; Pillow's bicubic filter is antialiased.
-        image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BICUBIC)
+    if image_size is not None:
+        height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
+        if image.size != (width, height):  # the centre of that shape, scaled; Pillow's bicubic filter is antialiased
+            image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
     pixels = np.asarray(image)
     return pixels.transpose(2, 0, 1) if channels == 3 else pixels[None]
 
@@ -885,10 +887,10 @@ def _allocate(shape: tuple[int, ...], memory_limit: int) -> Tensor:
 # --- small things --------------------------------------------------------------------------------------------------
 
 
-def _check_settings(modality: str | None, image_size: int | None, channels: int) -> None:
+def _check_settings(modality: str | None, image_size: Size | None, channels: int) -> None:
     if modality is not None and modality not in get_args(Modality):
         raise ConfigError(f"modality '{modality}' is unknown.{nearest(modality, get_args(Modality))}")
-    if image_size is not None and image_size < 1:
+    if image_size is not None and min(image_size if isinstance(image_size, tuple) else (image_size,)) < 1:
         raise ConfigError(f"image_size is {image_size}: give a number of pixels, or None.")
     if channels not in (1, 3):
         raise ConfigError(f"channels is {channels}: give 3 (colour) or 1 (grey).")

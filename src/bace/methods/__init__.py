@@ -23,7 +23,9 @@ def find_method(name: str) -> type[Method]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"method '{name}' cannot be imported: {error}") from error
+        raise ConfigError(
+            f"method '{name}' cannot be imported: {error}. Work in the folder that holds it, or name that in PYTHONPATH"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"'{name}' is not a bace.Method: a method is a class derived from bace.Method")
     return found

@@ -1,0 +1,376 @@
+"""Every command as a user types it, in-process, on the tiny data; and the same from Python."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import bace
+from bace.cli import main
+from bace.settings import config_from
+
+
+def flags(tiny: Any, modality: str, **changes: object) -> list[str]:
+    settings = tiny.settings(modality, **{"method": "er", **changes})
+    return [f"--{k}={json.dumps(v) if isinstance(v, list) else v}" for k, v in settings.items()]
+
+
+def without_seconds(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "metrics.json").read_text())
+    assert found.pop("seconds") > 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run of each modality, made by the command line."""
+    folder = tmp_path_factory.mktemp("runs")
+    for modality in ("image", "text", "token"):
+        assert main(["run", *flags(tiny, modality), "--out", str(folder / modality)]) == 0
+    return {modality: folder / modality for modality in ("image", "text", "token")}
+
+
+def say(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What a command prints."""
+    capsys.readouterr()
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+# -- asking
+
+
+def test_help_and_version_answer_without_importing_torch() -> None:
+    code = (
+        "import sys; from bace.cli import main\n"
+        "for words in (['--help'], ['--version'], [], ['compare', '--help'], ['list', '-h']): assert main(words) == 0\n"
+        "assert not {'torch', 'transformers', 'jsonargparse'} & set(sys.modules), 'slow imports'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("demo", "run", "compare", "report", "list", "predict"):
+        assert f"bace {command} " in done.stdout
+    assert bace.__version__ in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("kind", ["methods", "benchmarks", "backbones"])
+def test_list_names_the_same_things_as_json_and_as_a_table(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(say(capsys, "list", kind, "--json"))
+    names = {row["name"] for row in rows}
+    table = say(capsys, "list", kind)
+    shown = {line.split()[0] for line in table.splitlines() if line.strip()}
+    assert names <= shown  # whole, so that they can be copied
+    some = {"methods": {"SEQ", "MTL", "ER", "BaCE"}, "benchmarks": {"digits", "my-texts"}, "backbones": {"minilm"}}
+    assert some[kind] <= names
+
+
+def test_help_of_run_explains_the_settings_of_the_chosen_method(capsys: pytest.CaptureFixture[str]) -> None:
+    bace_help, er_help = (say(capsys, "run", "--method", name, "--help") for name in ("bace", "er"))
+    assert re.search(r"--method.alpha +1.0 +weight of the distillation on new", bace_help)
+    assert re.search(r"--method.mode +batch", er_help)
+    assert "--method.alpha" not in er_help
+    assert re.search(r"--train.lr +0.01 +learning rate of the encoder", er_help)  # as the digits benchmark sets it
+    assert say(capsys, "run", "--method", "er", "-h", "--train.lr", "0.5").count("0.5")
+
+
+def test_every_setting_is_explained_in_words() -> None:
+    from bace.settings import explain
+
+    for method in ("SEQ", "MTL", "ER", "BaCE"):
+        unexplained = [name for name, _, meaning in explain(config_from({"method": method})) if not meaning]
+        assert not unexplained
+
+
+# -- settings
+
+
+def test_flags_override_the_file_and_the_file_the_benchmark(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("benchmark: digits\nmethod: {name: bace, alpha: 3}\ntrain:\n  lr: 0.5\n  epochs: 7\nmemory: 40\n")
+    words = ["run", "--config", str(file), "--train.epochs", "9", "--method.W0=1", "--print_config"]
+    shown = yaml.safe_load(say(capsys, *words))
+    assert shown["train"]["epochs"] == 9
+    assert shown["train"]["lr"] == 0.5
+    assert shown["train"]["batch_size"] == 32  # the benchmark's default, not the trainer's
+    assert shown["method"] == {**shown["method"], "name": "bace", "alpha": 3.0, "W0": 1.0, "K": 5}
+    assert shown["memory"]["size"] == 40
+
+
+@pytest.mark.parametrize("method", ["SEQ", "MTL", "ER", "BaCE"])
+def test_a_printed_config_read_again_is_the_same(
+    tiny: Any, method: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    changes = {"train.clip": 2, "benchmark.class_order": ["time", "person"]}
+    words = flags(tiny, "token", method=method, seed=3, **changes)
+    printed = say(capsys, "run", *words, "--print_config")
+    (tmp_path / "again.yaml").write_text(printed)
+    assert say(capsys, "run", "--config", str(tmp_path / "again.yaml"), "--print_config") == printed
+    assert config_from(yaml.safe_load(printed)) == config_from({}, words)
+
+
+# -- run
+
+
+def test_a_run_folder_holds_what_it_should(runs: dict[str, Path], tiny: Any) -> None:
+    for modality, folder in runs.items():
+        names = {path.name for path in folder.iterdir()} - {".lock"}
+        assert names == {"run.json", "log.jsonl", "matrix.csv", "metrics.json", "checkpoints"}
+
+        about = json.loads((folder / "run.json").read_text())
+        assert {"config", "seed", "versions", "commit", "method", "benchmark", "tasks"} <= about.keys()
+        assert about["method"] == "ER"
+        assert about["seed"] == 0
+        assert about["versions"].keys() >= {"bace", "torch", "python"}
+        assert config_from(about["config"]) == config_from(tiny.settings(modality, method="er"))
+        assert [len(task["classes"]) for task in about["tasks"]] == ([5, 2, 4] if modality == "token" else [2, 1, 2])
+
+        rows = list(csv.reader((folder / "matrix.csv").open()))
+        assert rows[0] == ["task", "1", "2", "3"]
+        filled = [[cell != "" for cell in row] for row in rows[1:]]
+        assert filled == [[True] * 2 + [False] * 2, [True] * 3 + [False], [True] * 4]
+        matrix = [[float(cell) for cell in row[1:] if cell] for row in rows[1:]]
+        assert all(0 <= score <= 100 for row in matrix for score in row)
+
+        metrics = json.loads((folder / "metrics.json").read_text())
+        assert {"A_last", "A_avg", "FGT", "FWT", "seconds"} <= metrics.keys()
+        assert metrics["A_last"] == pytest.approx(sum(matrix[2]) / 3)
+        assert metrics["A_avg"] == pytest.approx(sum(sum(row) / len(row) for row in matrix) / 3)
+        best = [max(matrix[0][0], matrix[1][0]), matrix[1][1]]
+        assert metrics["FGT"] == pytest.approx((best[0] - matrix[2][0] + best[1] - matrix[2][1]) / 2)
+        assert metrics["seconds"] > 0
+
+        events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        assert [e["scores"] for e in events if e["event"] == "task"] == matrix
+        assert len([e for e in events if e["event"] == "epoch"]) == 3 * 2
+        assert len(list((folder / "checkpoints").iterdir())) == 2  # checkpoint.keep
+
+
+def test_checkpoint_interval_and_number_kept_are_settings(tiny: Any, tmp_path: Path) -> None:
+    words = flags(tiny, "image", **{"checkpoint.every": 2, "checkpoint.keep": 3})
+    assert main(["run", *words, "--out", str(tmp_path / "x")]) == 0
+    numbers = sorted(int(path.name) for path in (tmp_path / "x" / "checkpoints").iterdir())
+    assert len(numbers) == 3
+    assert numbers[-1] > 6  # three at the ends of tasks, and those in between
+
+
+def test_run_prints_its_numbers_and_its_folder(tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = say(capsys, "run", *flags(tiny, "image", method="seq"), "--out", str(tmp_path / "x"))
+    metrics = json.loads((tmp_path / "x" / "metrics.json").read_text())
+    for key in ("A_last", "A_avg", "FGT", "FWT", "seconds"):
+        assert f"{key} {metrics[key]:.2f}" in out
+    assert f"run folder: {tmp_path / 'x'}" in out
+
+
+def test_run_in_python_is_the_run_of_the_command_line(runs: dict[str, Path], tiny: Any, tmp_path: Path) -> None:
+    result = bace.run(
+        benchmark={"name": "my-images", "path": str(tiny.folder / "pictures"), "tasks": [2, 1, 2]},
+        method="ER",
+        backbone=tiny.vit,
+        memory=10,
+        train={"epochs": 2, "batch_size": 8, "lr": 0.01},
+        out=tmp_path / "x",
+    )
+    assert without_seconds(tmp_path / "x") == without_seconds(runs["image"])
+    assert (tmp_path / "x" / "log.jsonl").read_text() == (runs["image"] / "log.jsonl").read_text()
+    kept_nothing = bace.run(tiny.settings("image"), method="er")
+    assert kept_nothing.folder is None
+    assert kept_nothing.matrix == result.matrix
+    assert bace.run(tiny.settings("image"), method="er", seed=1).matrix != result.matrix
+
+
+MINE = """
+from pathlib import Path
+import torch.nn.functional as F
+from bace import Method
+
+class MyMethod(Method):
+    '''A user's own.
+
+    Args:
+        scale: of the loss.
+    '''
+
+    title = "Mine"
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def loss(self, batch):
+        if self.now.task == 1 and self.now.epoch == 1 and Path("stop").exists():
+            raise KeyboardInterrupt
+        return {"scaled": self.scale * F.cross_entropy(self.model(batch).logits, batch.targets)}
+"""
+
+
+@pytest.fixture
+def my_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A user's module in the folder that she works in."""
+    (tmp_path / "mypackage.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mypackage", raising=False)
+    return "mypackage.MyMethod"
+
+
+def test_a_class_of_the_users_own_is_a_method_with_flags(
+    tiny: Any, my_method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = flags(tiny, "text", method=my_method)
+    assert re.search(r"--method.scale +2.0 +of the loss", say(capsys, "run", *words, "--method.scale=2", "--help"))
+    assert main(["run", *words, "--method.scale", "2", "--out", "mine"]) == 0
+    about = json.loads(Path("mine/run.json").read_text())
+    assert about["method"] == "Mine"
+    assert about["config"]["method"] == {"name": my_method, "scale": 2.0}
+    first = json.loads(Path("mine/log.jsonl").read_text().splitlines()[0])
+    main(["run", *flags(tiny, "text", method="seq"), "--out", "seq"])
+    same = json.loads(Path("seq/log.jsonl").read_text().splitlines()[0])
+    assert first["terms"].keys() == {"scaled"}
+    assert first["loss"] > 1.5 * same["loss"]  # twice the loss of plain fine-tuning, which then learns a little faster
+    assert len(bace.load("mine").predict(["w1 w2", "w11"])) == 2
+
+
+def test_the_working_folder_is_searched_for_a_users_class(tiny: Any, my_method: str, tmp_path: Path) -> None:
+    """The installed `bace` script does not have the working folder on its path by itself."""
+    code = "import sys; sys.path = [p for p in sys.path if p]; from bace.cli import main; sys.exit(main())"
+    words = ["run", "--method", my_method, "--print_config"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "scale: 1.0" in done.stdout
+
+
+def test_a_stopped_run_is_continued_to_the_same_result(
+    tiny: Any, my_method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = flags(tiny, "image", method=my_method, **{"checkpoint.every": 2})
+    assert main(["run", *words, "--out", "straight"]) == 0
+    Path("stop").touch()
+    assert main(["run", *words, "--out", "stopped"]) == 130
+    assert "--resume" in capsys.readouterr().err
+    assert not Path("stopped/metrics.json").exists()
+    Path("stop").unlink()
+    assert "run folder: stopped" in say(capsys, "run", "--resume", "stopped")
+    assert without_seconds(Path("stopped")) == without_seconds(Path("straight"))
+    assert Path("stopped/log.jsonl").read_text() == Path("straight/log.jsonl").read_text()
+
+
+# -- compare and report
+
+
+def test_compare_makes_one_table_and_skips_what_is_finished(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word for word in flags(tiny, "image") if not word.startswith("--method")]
+    words = ["compare", *given, "--seeds", "2", "--out", str(tmp_path / "c")]
+    words += ["--method", "ER", "BaCE(W0=1, alpha=0)", "BaCE"]
+    table = say(capsys, *words)
+    for label in ("ER ", "BaCE (alpha=0, W0=1) ", "BaCE (alpha=1, W0=0.95) "):
+        line = next(line for line in table.splitlines() if line.startswith(label))
+        assert re.match(rf"{re.escape(label)} *2 +\d", line)  # two seeds
+    folders = {path.name for path in (tmp_path / "c").iterdir()}
+    labels = ("ER", "BaCE", "BaCE-alpha=0.0-W0=1.0")
+    assert folders == {f"{label}-seed{seed}" for label in labels for seed in (0, 1)} | {"report.html"}
+    changed = json.loads((tmp_path / "c" / "BaCE-alpha=0.0-W0=1.0-seed1" / "run.json").read_text())
+    assert changed["seed"] == 1
+    assert (changed["config"]["method"]["W0"], changed["config"]["method"]["alpha"]) == (1.0, 0.0)
+
+    page = tmp_path / "c" / "report.html"
+    assert "ER" in page.read_text()
+    page.unlink()
+    (tmp_path / "c" / "ER-seed1" / "metrics.json").unlink()  # this one is not finished
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").glob("*/metrics.json")}
+    assert len(stamps) == 5
+    again = say(capsys, *words)
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert (tmp_path / "c" / "ER-seed1" / "metrics.json").exists()
+    assert page.exists()
+    assert numbers(again) == numbers(table)
+
+    assert main([*words, "--memory", "7"]) == 2  # these folders hold runs with other settings
+    assert "other settings" in capsys.readouterr().err
+
+
+def numbers(table: str) -> list[str]:
+    """A table's lines without the time that the runs took."""
+    return [re.sub(r" +[\d.]+( ± [\d.]+)?\s*$", "", line) for line in table.splitlines()]
+
+
+def test_compare_takes_the_method_of_the_file_when_none_is_asked_for(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(tiny.settings("text", method={"name": "ER", "mode": "concat"})))
+    say(capsys, "compare", "--config", str(tmp_path / "my.yaml"), "--seed", "4", "--out", str(tmp_path / "c"))
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {"ER-mode=concat-seed4", "report.html"}
+
+
+def test_report_of_finished_runs(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    table = say(capsys, "report", str(runs["image"]), str(runs["text"]), "--out", str(page))
+    metrics = json.loads((runs["image"] / "metrics.json").read_text())
+    assert "my-images" in table
+    assert "my-texts" in table
+    assert f"{metrics['A_last']:.1f}" in table
+    assert f"page: {page}" in table
+    assert page.read_text().startswith("<!doctype html>") or "<html" in page.read_text()[:200].lower()
+
+
+# -- predict
+
+
+def test_predict_names_the_class_of_each_picture(
+    runs: dict[str, Path], tiny: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tiny.folder / "pictures" / "test" / name / "0.png") for name in tiny.classes]
+    lines = [line.split("\t") for line in say(capsys, "predict", str(runs["image"]), *files).splitlines()]
+    rows = [json.loads(line) for line in say(capsys, "predict", "--json", str(runs["image"]), *files).splitlines()]
+    expected = bace.load(str(runs["image"])).predict(files)
+    assert [row["where"] for row in rows] == files
+    assert [row["class"] for row in rows] == expected
+    assert all(1 / 5 <= row["score"] <= 1 for row in rows)  # a share of the soft-max over five classes
+    assert lines == [[row["where"], row["class"], str(row["score"])] for row in rows]
+
+
+def test_predicting_the_test_set_gives_the_accuracy_of_the_run(
+    runs: dict[str, Path], tiny: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted((tiny.folder / "pictures" / "test").glob("*/*.png"))
+    out = say(capsys, "predict", str(runs["image"]), *map(str, files)).splitlines()
+    right = sum(line.split("\t")[1] == file.parent.name for line, file in zip(out, files, strict=True))
+    metrics = json.loads((runs["image"] / "metrics.json").read_text())
+    assert 100 * right / len(files) == pytest.approx(metrics["sample_accuracy"])
+
+
+def test_predict_reads_texts_line_by_line(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("w1 w2 w3\n\nw41 w42\n")
+    rows = [json.loads(line) for line in say(capsys, "predict", str(runs["text"]), str(file), "--json").splitlines()]
+    assert [row["where"] for row in rows] == [f"{file}:1", f"{file}:3"]  # numbers as an editor shows them
+    assert [row["class"] for row in rows] == bace.load(str(runs["text"])).predict(["w1 w2 w3", "w41 w42"])
+
+
+def test_predict_tags_every_word_of_each_line(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s.txt").write_text("w50 w1 w5s\nw41\n")
+    (tmp_path / "empty.txt").touch()
+    rows = [
+        json.loads(line)
+        for line in say(capsys, "predict", str(runs["token"]), str(tmp_path / "s.txt"), "--json").splitlines()
+    ]
+    assert [row["words"] for row in rows] == [["w50", "w1", "w5s"], ["w41"]]
+    tags = {"O"} | {f"{prefix}-{kind}" for prefix in "BI" for kind in ("person", "place", "thing", "event", "time")}
+    assert [len(row["tags"]) for row in rows] == [3, 1]
+    assert {tag for row in rows for tag in row["tags"]} <= tags
+    plain = say(capsys, "predict", str(runs["token"]), str(tmp_path / "s.txt")).splitlines()
+    assert plain[0].split("\t")[1:] == ["w50 w1 w5s", " ".join(rows[0]["tags"])]
+    assert say(capsys, "predict", str(runs["token"]), str(tmp_path / "empty.txt")) == ""

@@ -1,0 +1,263 @@
+"""Learner beyond the conformance suite: the user's names, data that are gone, what is kept, pictures as they come."""
+
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checks import test_examples, training_examples
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import bace
+from bace.methods import METHODS
+
+MODALITIES = ("image", "text", "token")
+
+
+def learner(tiny: Any, modality: str = "image", method: Any = "er", **changes: Any) -> bace.Learner:
+    base = {k: v for k, v in tiny.settings(modality).items() if not k.startswith("benchmark")}
+    return bace.Learner(method, **{**base, **changes})
+
+
+@pytest.fixture(scope="module")
+def taught(tiny: Any) -> dict[str, bace.Learner]:
+    """A learner of four classes for each modality."""
+    made = {}
+    for modality in MODALITIES:
+        made[modality] = learner(tiny, modality)
+        for classes in ((0, 1), (2, 3)):
+            made[modality].partial_fit(*training_examples(tiny, modality, classes))
+    return made
+
+
+# -- names
+
+
+@pytest.mark.parametrize(
+    ("labels", "more"),
+    [
+        ([7, 3], [11]),
+        (np.array([7, 3]), np.array([11])),
+        (torch.tensor([7, 3]), torch.tensor([11])),
+        ([np.int64(7), np.int64(3)], [np.int64(11)]),
+    ],
+    ids=["list", "array", "tensor", "numpy numbers"],
+)
+def test_whole_numbers_come_back_as_the_numbers_they_were(tiny: Any, tmp_path: Path, labels: Any, more: Any) -> None:
+    (x, _), (x2, _) = training_examples(tiny, "image", (0, 1)), training_examples(tiny, "image", (2,))
+    index = [0] * 10 + [1] * 10
+    y = [labels[i] for i in index] if isinstance(labels, list) else labels[index]
+    own = learner(tiny)
+    own.partial_fit(x, y).partial_fit(x2, [more[0]] * 10 if isinstance(more, list) else more[[0] * 10])
+    assert own.classes_ == [3, 7, 11]  # each task's in order of value, the tasks in order of arrival
+    assert all(type(name) is int for name in own.classes_)
+    predicted = own.predict(x)
+    assert set(predicted) <= {3, 7, 11}
+    own.save(tmp_path)
+    assert bace.Learner.load(tmp_path).predict(x) == predicted
+
+
+def test_strings_stay_strings_even_if_they_look_like_numbers(tiny: Any) -> None:
+    x, _ = training_examples(tiny, "image", (0, 1))
+    own = learner(tiny).partial_fit(x, ["07"] * 10 + ["é a"] * 10)
+    assert own.classes_ == ["07", "é a"]
+    assert set(own.predict(x)) <= {"07", "é a"}
+
+
+def test_scores_are_in_the_order_of_the_classes(tiny: Any, taught: dict[str, bace.Learner]) -> None:
+    own = taught["image"]
+    x, _ = test_examples(tiny, "image")
+    scores = own.scores(x)
+    assert scores.shape == (len(x), 4)
+    assert own.predict(x) == [own.classes_[row.index(max(row))] for row in scores.tolist()]
+
+
+# -- the old data are gone
+
+
+@pytest.mark.parametrize("method", [method.title for method in METHODS])
+def test_files_may_be_deleted_after_each_call_and_the_learner_moved_to_another_process(
+    tiny: Any, tmp_path: Path, method: str
+) -> None:
+    """Pictures on disk are unlinked after each call; another process goes on with what was saved."""
+    for name in ("ant", "bee", "cat"):
+        shutil.copytree(tiny.folder / "pictures" / "train" / name, tmp_path / name)
+    own, keeper = learner(tiny, method=method), learner(tiny, method=method)
+    first = sorted([*(tmp_path / "ant").iterdir(), *(tmp_path / "bee").iterdir()])
+    for one in (own, keeper):
+        one.partial_fit(first, [file.parent.name for file in first])
+    own.save(tmp_path / "saved")
+    del own
+    for name in ("ant", "bee"):
+        shutil.rmtree(tmp_path / name)
+    second = sorted((tmp_path / "cat").iterdir())
+    loaded = bace.Learner.load(tmp_path / "saved")
+    loaded.partial_fit(second, ["cat"] * len(second))
+    keeper.partial_fit(second, ["cat"] * len(second))
+    x, _ = test_examples(tiny, "image")
+    assert torch.equal(loaded.scores(x), keeper.scores(x))
+    assert loaded.classes_ == ["ant", "bee", "cat"]
+
+
+def test_a_new_process_predicts_the_same(tiny: Any, taught: dict[str, bace.Learner], tmp_path: Path) -> None:
+    taught["text"].save(tmp_path / "saved")
+    x, _ = test_examples(tiny, "text")
+    code = (
+        "import sys, json, torch, bace; torch.set_num_threads(1)\n"
+        "print(json.dumps(bace.Learner.load(sys.argv[1]).predict(json.loads(sys.argv[2]))))"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "saved"), json.dumps(x)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == taught["text"].predict(x)
+
+
+def test_arrays_given_are_not_held_and_later_changes_to_them_do_nothing(tiny: Any) -> None:
+    own, other = learner(tiny), learner(tiny)
+    x, y = training_examples(tiny, "image", (0, 1))
+    other.partial_fit(x.copy(), y)
+    own.partial_fit(x, y)
+    gone = weakref.ref(x)
+    x[:] = 0
+    del x
+    gc.collect()
+    assert gone() is None
+    second = training_examples(tiny, "image", (2, 3))
+    asked, _ = test_examples(tiny, "image")
+    assert torch.equal(own.partial_fit(*second).scores(asked), other.partial_fit(*second).scores(asked))
+
+
+def test_the_memory_holds_real_examples_of_every_class_and_nothing_else(tiny: Any, tmp_path: Path) -> None:
+    """The pixels saved are pixels that were given, in equal parts, and no more than the budget."""
+    own = learner(tiny, "image", "er", **{"memory.size": 6})
+    given_pictures: dict[bytes, str] = {}
+    for classes in ((0, 1), (2,)):
+        x, y = training_examples(tiny, "image", classes)
+        given_pictures |= {picture.transpose(2, 0, 1).tobytes(): label for picture, label in zip(x, y, strict=True)}
+        own.partial_fit(x, y)
+    own.save(tmp_path)
+    from safetensors.torch import load_file
+
+    (file,) = tmp_path.glob("*/state.safetensors")
+    kept = load_file(file)["kept.pixels"]
+    owners = [given_pictures[picture.numpy().tobytes()] for picture in kept]
+    assert sorted(owners) == ["ant", "ant", "bee", "bee", "cat", "cat"]
+    assert load_file(file)["kept_targets"].tolist() == [own.classes_.index(name) for name in owners]
+
+
+def test_nothing_is_kept_without_a_memory_and_everything_for_joint_training(tiny: Any, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    for method, count in (("seq", 0), ("mtl", 30)):
+        own = learner(tiny, "image", method)
+        own.partial_fit(*training_examples(tiny, "image", (0, 1))).partial_fit(*training_examples(tiny, "image", (2,)))
+        own.save(tmp_path / method)
+        (file,) = (tmp_path / method).glob("*/state.safetensors")
+        assert len(load_file(file)["kept.pixels"]) == count
+
+
+def test_saving_again_replaces_the_older_state(tiny: Any, tmp_path: Path) -> None:
+    own = learner(tiny).partial_fit(*training_examples(tiny, "image", (0, 1)))
+    own.save(tmp_path)
+    own.partial_fit(*training_examples(tiny, "image", (2,)))
+    own.save(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert bace.Learner.load(tmp_path).classes_ == ["ant", "bee", "cat"]
+
+
+def test_replay_from_the_kept_examples_remembers_what_fine_tuning_forgets(tiny: Any) -> None:
+    """The point of it all: with everything in memory the first task is still known after the second."""
+    x, y = training_examples(tiny, "image", (0, 1))
+    right = {}
+    for method in ("seq", "er"):
+        own = learner(tiny, "image", method, **{"train.epochs": 20, "memory.size": 40, "train.lr": 0.02})
+        own.partial_fit(x, y).partial_fit(*training_examples(tiny, "image", (2, 3)))
+        right[method] = np.mean([p == t for p, t in zip(own.predict(x), y, strict=True)])
+    assert right["er"] >= 0.9
+    assert right["seq"] <= 0.5
+
+
+# -- prediction
+
+
+@pytest.mark.parametrize("modality", MODALITIES)
+@given(data=st.data())
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+def test_a_prediction_does_not_depend_on_the_others_in_the_batch(
+    tiny: Any, taught: dict[str, bace.Learner], modality: str, data: Any
+) -> None:
+    own = taught[modality]
+    x, _ = test_examples(tiny, modality)
+    chosen = data.draw(st.lists(st.integers(0, len(x) - 1), min_size=1, max_size=12))
+    together = own.scores([x[i] for i in chosen])
+    for position, i in enumerate(chosen):
+        alone = own.scores([x[i]])[0]
+        assert together[position].shape == alone.shape
+        torch.testing.assert_close(together[position], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_batches_of_prediction_are_put_together_in_order(tiny: Any) -> None:
+    x, _ = test_examples(tiny, "text")
+    scores = []
+    for size in (256, 7, 1):
+        own = learner(tiny, "text", **{"train.eval_batch_size": size})
+        scores.append(own.partial_fit(*training_examples(tiny, "text", (0, 1))).scores(x))
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scores[0], scores[2], rtol=1e-4, atol=1e-4)
+
+
+def test_a_picture_among_others_of_other_sizes_is_predicted_as_alone(
+    tiny: Any, taught: dict[str, bace.Learner]
+) -> None:
+    x, _ = test_examples(tiny, "image")
+    small, wide = Image.fromarray(x[0]), Image.fromarray(x[7]).resize((40, 20))
+    own = taught["image"]
+    together, alone = own.scores([small, wide, small]), [own.scores([small])[0], own.scores([wide])[0]]
+    torch.testing.assert_close(together, torch.stack([alone[0], alone[1], alone[0]]), rtol=1e-4, atol=1e-4)
+
+
+def test_photographs_of_any_shape_are_learned_and_predicted(tiny: Any, tmp_path: Path) -> None:
+    """Unequal sizes in the first call, equal landscape ones in the second, a portrait asked for; saved and loaded."""
+    rng = np.random.default_rng(0)
+
+    def photographs(shapes: list[tuple[int, int]], red: int) -> list[Image.Image]:
+        return [Image.fromarray(rng.integers(0, [red, 80, 80], (*shape, 3)).astype(np.uint8)) for shape in shapes]
+
+    own = learner(tiny)
+    own.partial_fit(photographs([(150, 200), (180, 160)] * 3, 255), ["red"] * 6)
+    own.partial_fit(photographs([(150, 210)] * 6, 30), ["dark"] * 6)
+    own.save(tmp_path)
+    asked = photographs([(300, 140), (20, 20)], 255)
+    scores = bace.Learner.load(tmp_path).scores(asked)
+    assert torch.equal(scores, own.scores(asked))
+    torch.testing.assert_close(scores[1:], own.scores(asked[1:]), rtol=1e-4, atol=1e-4)
+
+    landscape = learner(tiny).partial_fit(photographs([(150, 210)] * 6, 255), ["red"] * 6)
+    assert landscape.predict(asked) == ["red", "red"]
+
+
+def test_sentences_longer_than_the_encoder_takes_get_a_tag_for_every_word(tiny: Any) -> None:
+    own = learner(tiny, "token", **{"benchmark.max_length": 16})
+    own.partial_fit(*training_examples(tiny, "token", (0, 1)))
+    long = [f"w{i % 60}" for i in range(100)]
+    tags = own.predict([long, ["w1"]])
+    assert [len(sentence) for sentence in tags] == [100, 1]
+
+
+def test_a_finished_run_loads_and_keeps_the_names_of_its_classes(tiny: Any, tmp_path: Path) -> None:
+    bace.run(tiny.settings("token", method="er"), out=tmp_path / "run")
+    loaded = bace.load(str(tmp_path / "run"))
+    from conftest import TYPES
+
+    assert sorted(loaded.classes_) == sorted(TYPES)
+    x, _ = test_examples(tiny, "token")
+    assert [len(tags) for tags in loaded.predict(x)] == [len(words) for words in x]
