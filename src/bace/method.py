@@ -214,12 +214,12 @@ class Method(ElasticBuffers):
     def peek(self, batches: Iterable[Batch], model: Model | None = None) -> Output:
         """Features and logits without gradient and in eval mode; a model in training is put back as it was."""
         model = model or self.model
-        switch = model.training and model.has_dropout  # otherwise both modes are the same, and switching takes time
-        if switch:
+        was_training = model.training
+        if was_training:
             model.eval()
         with torch.inference_mode():
             features, logits = zip(*(model(batch) for batch in batches), strict=True)
-        if switch:
+        if was_training:
             model.train()
         # concatenating outside of inference mode makes ordinary tensors, which a loss may take
         return Output(torch.cat(features), torch.cat(logits))

@@ -7,6 +7,7 @@ without a limit on their number: the answer is that of a brute-force search, wha
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,6 +18,36 @@ from bace.errors import ConfigError, DataError
 SPARE = 8  # candidates preselected beyond k; only speed depends on it
 
 Scores = Callable[[Tensor, slice], Tensor]  # (queries,), part of the pool -> (queries, part); inf: not a candidate
+
+
+@dataclass(frozen=True)
+class Near:
+    """The neighbours of some rows."""
+
+    rows: Tensor  # (passed,) ids of the rows to pass through the network
+    position: Tensor  # (anchors, K) where each neighbour is among them
+    log_weight_anchor: Tensor  # (anchors,) log W(x, x)
+    log_weights: Tensor  # (anchors, K) log W(x_j, x)
+
+
+@dataclass(frozen=True)
+class NeighbourTable:
+    """Every anchor's neighbours and the weights of both: made once an epoch, read batch by batch."""
+
+    anchors: Tensor  # (anchors,) row ids, ascending
+    neighbours: Tensor  # (anchors, K) row ids; -1: none
+    log_weight_anchor: Tensor  # (anchors,)
+    log_weights: Tensor  # (anchors, K); -inf where there is no neighbour
+
+    def of(self, rows: Tensor, device: torch.device, *, once: bool = True) -> Near:
+        """The neighbours of these anchors; `once`: one that several anchors share is passed once."""
+        at = torch.searchsorted(self.anchors, rows)
+        ids = torch.where(self.neighbours[at] < 0, rows[:, None], self.neighbours[at])  # "none" weighs nothing
+        position = torch.arange(ids.numel()).view(ids.shape)
+        if once:
+            ids, position = torch.unique(ids, return_inverse=True)
+        weights = (self.log_weight_anchor[at].to(device), self.log_weights[at].to(device))
+        return Near(ids.flatten(), position.to(device), *weights)
 
 
 @torch.no_grad()

@@ -172,7 +172,8 @@ def _trainer(config: Config, **callbacks: Any) -> Trainer:
 
 # -- the run folder
 
-UNBEGUN = {".lock", "log.jsonl", ".run.json.unfinished"}  # all that a run leaves that was refused or killed before it began
+# all that a run leaves that was refused or killed before it began
+UNBEGUN = {".lock", "log.jsonl", ".run.json.unfinished"}
 
 
 def _run_in(folder: Path, config: Config | None, show: Callable[[float, str], None] | None) -> Result:

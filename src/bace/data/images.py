@@ -56,7 +56,7 @@ class Images:
     def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]:
         pixels = self.pixels[examples].to(device)
         pixels = self._clean(pixels) if view is None or not self.augment else self._random(pixels, examples, view)
-        values = pixels.float()
+        values = pixels.to(self.scale.dtype)
         if values.shape[-1] != self.size or values.shape[-2] != self.size:
             values = F.interpolate(values, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)
         if values.shape[1] == 1:

@@ -5,8 +5,6 @@ be taken.
 """
 
 import functools
-import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,40 +13,17 @@ from torch import Tensor
 
 from bace.bias import correct_bias, fit_bias
 from bace.errors import ConfigError
+from bace.holdout import HoldOut
 from bace.losses import distillation, mixture_nll, neighbour_log_weights, old_logit_mse
-from bace.memory import Memory
-from bace.method import Loss, Method, Stage
+from bace.method import Loss, Stage
 from bace.models.model import Model, average_into, frozen_copy
-from bace.neighbours import nearest, random_neighbours
-from bace.randomness import generator
+from bace.neighbours import Near, NeighbourTable, nearest, random_neighbours
 from bace.stream import NO_IDS, Batch, Task
 
 SPEEDUPS = ("S1", "S2", "S4", "S5", "S6", "S8", "S19")
 
 
-@dataclass
-class Table:
-    """What an epoch takes from the teacher, by row of the task; the teacher is constant all epoch long."""
-
-    rows: Tensor  # (task rows,) ids, ascending
-    log_old: Tensor  # (task rows, old) log-probabilities of the old classes
-    anchors: Tensor = NO_IDS  # (anchors,) ids, ascending: the rows that the following are about
-    neighbours: Tensor = NO_IDS  # (anchors, K) row ids; -1: none
-    log_weight_anchor: Tensor = NO_IDS  # (anchors,) log W(x, x)
-    log_weights: Tensor = NO_IDS  # (anchors, K) log W(x_j, x)
-
-
-@dataclass
-class Near:
-    """The neighbours of a batch's anchors."""
-
-    rows: Tensor  # (passed,) ids of the rows to pass
-    position: Tensor  # (anchors, K) where each neighbour is among them
-    log_weight_anchor: Tensor  # (anchors,)
-    log_weights: Tensor  # (anchors, K)
-
-
-class BaCE(Method):
+class BaCE(HoldOut):
     """Predict each new sample jointly with its neighbours in the teacher's eyes (Effect_new); distil on new data,
     replay and match logits on memory (Effect_old); average the teacher once an epoch.
 
@@ -76,7 +51,6 @@ class BaCE(Method):
 
     title = "BaCE"
     paper = "Zheng et al., Balancing the Causal Effects in Class-Incremental Learning, 2024"
-    uses_memory = True
 
     def __init__(
         self,
@@ -105,14 +79,18 @@ class BaCE(Method):
         self.kl_mode, self.kl_tau, self.kl_reduction, self.mse_reduction = kl_mode, kl_tau, kl_reduction, mse_reduction
         self.knn_normalize, self.knn_pool_cap = knn_normalize, knn_pool_cap
         self.effect_new_first_task, self.teacher_init = effect_new_first_task, teacher_init
-        self.bias_correction, self.bic_solver, self.speedups = bias_correction, bic_solver, frozenset(speedups)
+        self.bic_solver, self.speedups = bic_solver, frozenset(speedups)
         if unknown := self.speedups - set(SPEEDUPS):
             raise ConfigError(f"BaCE has no speed-up {sorted(unknown)}: choose among {', '.join(SPEEDUPS)}")
+        if K < 1:
+            raise ConfigError(f"BaCE: K is {K}, it must be at least 1; W0 = 1 leaves the neighbours out")
         if not 0 <= W0 <= 1 or not 0 <= beta <= 1:
             raise ConfigError(f"BaCE: W0 ({W0}) and beta ({beta}) must lie between 0 and 1")
         self.teacher: Model | None = None
-        self.table: Table | None = None  # made again by before_epoch, so it is in no checkpoint
-        self.held = Memory()  # kept out of training, for the bias correction
+        self.holds_out = bias_correction
+        # tables of an epoch, made again by before_epoch, so they are in no checkpoint
+        self.table: NeighbourTable | None = None
+        self.rows = self.log_old = NO_IDS  # (task rows,) ids, ascending; (task rows, old) teacher log-probabilities
         self.bias: Tensor  # (3,) A, B, and the first column they act on
         self.register_buffer("bias", torch.tensor([1.0, 0.0, 0.0]))
 
@@ -138,24 +116,16 @@ class BaCE(Method):
         if self.teacher is None or not wanted:
             return
         examples = stage.examples().sort().values
-        rows, targets = self.stream.labels(examples)
+        self.rows, targets = self.stream.labels(examples)
         out = self.outputs(examples, self.teacher, view=self.now.view())
-        self.table = Table(rows, log_old=F.log_softmax(out.logits / self.kl_tau, 1))
-        if self.W0 == 1 and "S19" in self.speedups:
-            return
-        # anchors and candidates are the rows of the task's own classes (in the first task, O is one of them)
-        anchors = torch.ones_like(targets, dtype=torch.bool)
-        if self.stream.background is not None and self.now.known:
-            anchors = targets != self.stream.background
-        if not anchors.any():
-            return
-        features = F.normalize(out.features[anchors], dim=1) if self.knn_normalize else out.features[anchors]
-        index, distance = self.find_neighbours(features, targets[anchors])
-        self.table.anchors = rows[anchors]
-        self.table.neighbours = torch.where(index < 0, -1, self.table.anchors[index])
-        self.table.log_weight_anchor, self.table.log_weights = neighbour_log_weights(
-            distance, self.W0, uniform=self.effect_new == "uniform"
-        )
+        self.log_old = F.log_softmax(out.logits / self.kl_tau, 1)
+        own = self.own_rows(targets)  # anchors, and candidates for neighbours
+        if own.any() and (self.W0 < 1 or "S19" not in self.speedups):
+            features = F.normalize(out.features[own], dim=1) if self.knn_normalize else out.features[own]
+            index, distance = self.find_neighbours(features, targets[own])
+            weights = neighbour_log_weights(distance, self.W0, uniform=self.effect_new == "uniform")
+            anchors = self.rows[own]
+            self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights)
 
     def find_neighbours(
         self,
@@ -184,7 +154,7 @@ class BaCE(Method):
     def loss(self, batch: Batch) -> Loss:
         replay, near = self.replay(), self.neighbourhood(batch)
         new, old, beside = self.passes(batch, replay, near)
-        own = self.own_rows(batch)
+        own = self.own_rows(batch.targets)
         terms: dict[str, Tensor] = {}
         if own.any():
             terms["new"] = self.loss_new(new[own], batch.targets[own], near, beside)
@@ -211,9 +181,8 @@ class BaCE(Method):
 
     def loss_distil(self, logits: Tensor, batch: Batch, own: Tensor) -> Tensor:
         """Effect_old on new data: KL(teacher || student) over the old classes."""
-        assert self.table is not None
         if "S1" in self.speedups:
-            log_old = self.table.log_old[torch.searchsorted(self.table.rows, batch.rows)].to(logits.device)
+            log_old = self.log_old[torch.searchsorted(self.rows, batch.rows)].to(logits.device)
         else:
             log_old = F.log_softmax(self.peek([batch], self.teacher).logits / self.kl_tau, 1)
 
@@ -228,28 +197,17 @@ class BaCE(Method):
         parts = [kl(rows, mode) for rows, mode in ((own, "renorm"), (~own, "slice")) if rows.any()]  # type: ignore[arg-type]
         return torch.stack(parts).sum()
 
-    def own_rows(self, batch: Batch) -> Tensor:  # (rows,) bool
-        """Rows under cross-entropy. Not those labelled O after the first task: old entities hide among them."""
+    def own_rows(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
+        """Rows of the task's own classes. Not those labelled O after the first task: old entities hide among them."""
         if self.stream.background is None or self.now.known == 0:
-            return torch.ones_like(batch.targets, dtype=torch.bool)
-        return batch.targets != self.stream.background
+            return torch.ones_like(targets, dtype=torch.bool)
+        return targets != self.stream.background
 
     def neighbourhood(self, batch: Batch) -> Near | None:
-        table, rows = self.table, batch.rows[self.own_rows(batch).cpu()]
-        if table is None or not len(table.anchors) or not len(rows):
+        rows = batch.rows[self.own_rows(batch.targets).cpu()]
+        if self.table is None or not len(rows):
             return None
-        at = torch.searchsorted(table.anchors, rows)
-        ids = torch.where(table.neighbours[at] < 0, rows[:, None], table.neighbours[at])  # "none" has weight 0
-        position = torch.arange(ids.numel()).view(ids.shape)
-        if "S2" in self.speedups:
-            ids, position = torch.unique(ids, return_inverse=True)
-        device = batch.targets.device
-        return Near(
-            ids.flatten(),
-            position.to(device),
-            table.log_weight_anchor[at].to(device),
-            table.log_weights[at].to(device),
-        )
+        return self.table.of(rows, batch.targets.device, once="S2" in self.speedups)
 
     def passes(
         self, batch: Batch, replay: Batch | None, near: Near | None
@@ -277,52 +235,9 @@ class BaCE(Method):
 
     # -- bias correction after the last task (section 7)
 
-    def build(self, model: Model) -> Model:
-        if self.bias_correction and len(self.stream):  # refuse now what would fail at the last task
-            self.check_bias_correction(self.quota(self.stream[-1]))
-        return super().build(model)
-
-    def stages(self, task: Task) -> list[Stage]:
-        if not self.bias_correction:
-            return super().stages(task)
-        return [self.stage(task, examples=lambda: self.trained(task))]
-
-    def trained(self, task: Task) -> Tensor:  # (examples,)
-        """The task's training examples that are not held out."""
-        return task.train[~torch.isin(task.train, torch.cat(list(self.choose_held(task).values())))]
-
-    def choose_held(self, task: Task) -> dict[int, Tensor]:
-        """Examples of each new class that training never sees: a tenth of its share of the memory, rounded up."""
-        quota = self.quota(task)
-        self.check_bias_correction(quota)
-        held = {}
-        for group, members in self.stream.by_group(task.train).items():
-            # a class cannot have a larger share than it has examples, and must keep one to be trained on
-            count = min(math.ceil(min(quota, len(members)) / 10), len(members) - 1)
-            shuffle = torch.randperm(len(members), generator=generator(self.now.seed, "held", task.index, group))
-            held[group] = members[shuffle[:count]]
-        return held
-
-    def check_bias_correction(self, quota: int) -> None:
-        if self.stream.modality == "token":
-            raise ConfigError("BaCE's bias correction is not defined for tokens: set method.bias_correction false")
-        if quota < 2:
-            raise ConfigError(
-                f"BaCE's bias correction holds out memory examples: {quota} a class is too few, use at least 2"
-            )
-
-    def remember(self, task: Task) -> None:
-        if not self.bias_correction:
-            return super().remember(task)
-        quota, held = self.quota(task), self.choose_held(task)
-        spare = math.ceil(quota / 10)
-        chosen = self.choose(self.trained(task), task, quota - spare)
-        self.memory.fill(chosen, task.index, quota - spare, generator(self.now.seed, "missing", task.index))
-        self.held.fill(held, task.index, spare, generator(self.now.seed, "missing", task.index))
-
     def after_task(self, task: Task) -> None:
         super().after_task(task)
-        if self.bias_correction and task.index == len(self.stream) - 1 and task.index > 0:
+        if self.holds_out and task.index == len(self.stream) - 1 and task.index > 0:
             logits, targets = self.outputs(self.held.examples).logits, self.stream.labels(self.held.examples)[1]
             A, B = fit_bias(logits, targets, task.classes, solver=self.bic_solver)
             self.bias.copy_(torch.tensor([A, B, float(task.classes.start)]))
