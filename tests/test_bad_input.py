@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from checks import training_examples
 
 import bace
@@ -509,8 +510,6 @@ def _(place: Place) -> Action:
 
 @row("a GPU that is not there", 2, "train.device 'cuda'", "use auto, cpu or cuda")
 def _(place: Place) -> Action:
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     return lambda: main(["run", *place.flags("image", **{"train.device": "cuda"})])
@@ -540,17 +539,17 @@ def _(place: Place) -> Action:
 
 
 def taught(place: Place, x: Any, y: Any, **changes: object) -> Action:
-    """A learner of two classes that is then given these: it must predict as before, whatever happens."""
+    """A learner of two classes that is then given these: it must score as before, to the bit, whatever happens."""
     learner = place.learner(**changes)
     learner.partial_fit(*place.examples((0, 1)))
     asked = place.examples((0, 1, 2))[0]
-    before = learner.predict(asked)
+    before = learner.scores(asked)
 
     def action() -> None:
         try:
             learner.partial_fit(x, y)
         finally:
-            assert learner.predict(asked) == before
+            assert torch.equal(learner.scores(asked), before)
             assert learner.classes_ == ["ant", "bee"]
 
     return action
@@ -597,7 +596,7 @@ def _(place: Place) -> Action:
     learner = place.learner()
     learner.partial_fit(*place.examples((0, 1)))
     asked = place.examples((0, 1, 2))[0]
-    before, rate = learner.predict(asked), learner.config.train.lr
+    before, rate = learner.scores(asked), learner.config.train.lr
 
     def action() -> None:
         try:
@@ -605,7 +604,7 @@ def _(place: Place) -> Action:
             learner.partial_fit(x, y)
         finally:  # as before, and able to learn
             learner.config.train.lr = rate
-            assert learner.predict(asked) == before
+            assert torch.equal(learner.scores(asked), before)
             learner.partial_fit(x, y)
             assert learner.classes_ == ["ant", "bee", "cat", "dog"]
 

@@ -13,6 +13,8 @@ import yaml
 
 import bace
 from bace.cli import main
+from bace.config import Training
+from bace.data.benchmarks import find_benchmark
 from bace.settings import config_from
 
 
@@ -75,7 +77,8 @@ def test_help_of_run_explains_the_settings_of_the_chosen_method(capsys: pytest.C
     assert re.search(r"--method.alpha +1.0 +weight of the distillation on new", bace_help)
     assert re.search(r"--method.mode +batch", er_help)
     assert "--method.alpha" not in er_help
-    assert re.search(r"--train.lr +0.01 +learning rate of the encoder", er_help)  # as the digits benchmark sets it
+    rate = find_benchmark("digits").defaults["train.lr"]  # the default benchmark's, not the trainer's own
+    assert re.search(rf"--train.lr +{rate} +learning rate of the encoder", er_help)
     assert say(capsys, "run", "--method", "er", "-h", "--train.lr", "0.5").count("0.5")
 
 
@@ -97,7 +100,7 @@ def test_flags_override_the_file_and_the_file_the_benchmark(capsys: pytest.Captu
     shown = yaml.safe_load(say(capsys, *words))
     assert shown["train"]["epochs"] == 9
     assert shown["train"]["lr"] == 0.5
-    assert shown["train"]["batch_size"] == 32  # the benchmark's default, not the trainer's
+    assert shown["train"]["batch_size"] == find_benchmark("digits").defaults["train.batch_size"] != Training.batch_size
     assert shown["method"] == {**shown["method"], "name": "bace", "alpha": 3.0, "W0": 1.0, "K": 5}
     assert shown["memory"]["size"] == 40
 
