@@ -5,10 +5,13 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("same examples in every run", derandomize=True)
+hypothesis.settings.load_profile("same examples in every run")
 
 ROOT = Path(__file__).parent.parent
 

@@ -494,13 +494,14 @@ def test_terms_are_summed_and_each_is_logged_as_the_mean_over_steps():
         def stages(self, task: Task) -> list[Stage]:
             return [self.stage(task, parameters=lambda: [self.p])]  # two steps
 
-    trainer = trainer_of(Small(), tasks=(2,), lr=0.5, callbacks={"log": log.append})
+    trainer = trainer_of(Small(), tasks=(2,), epochs=2, lr=0.5, callbacks={"log": log.append})
     trainer.run()
-    assert trainer.method.trace == [-1.0, -2.0]
+    assert trainer.method.trace == [-1.0, -2.0, -3.0, -4.0]
     epoch = log[0]
     assert epoch["terms"] == {"up": (2 + -1) / 2, "down": (1 + 2) / 2}  # at p = 0 and p = -1
     assert epoch["loss"] == 2.0
     assert (epoch["task"], epoch["stage"], epoch["epoch"]) == (1, "main", 0)
+    assert log[1]["terms"] == {"up": (-4 + -7) / 2, "down": (3 + 4) / 2}  # the second epoch's alone
 
 
 def test_only_the_stages_module_is_in_training_mode():
