@@ -1,11 +1,42 @@
-"""Scores of a task's test set: accuracy for images and texts, entity-level macro F1 for tokens."""
+"""Predictions and scores of test sets: accuracy for images and texts, entity-level macro F1 for tokens."""
+
+import copy
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bace import metrics
 from bace.method import Method
+from bace.models.heads import imprint
+from bace.randomness import generator
 from bace.stream import Stream, Task, entity_type
+
+CHANCE_DRAWS = 5  # random heads that make up "chance" in forward transfer
+
+
+def evaluate_seen(method: Method, task: Task, *, lenient: bool = False) -> tuple[list[float], dict[str, Any]]:
+    """The score of every task up to `task`, without telling the method which task an example is from; and the details:
+    entity scores, or accuracy over all examples and per class, with the confusion matrix after the last task."""
+    stream = method.stream
+    details, truths, guesses = [], [], []
+    for earlier in stream[: task.index + 1]:
+        with stream.licence("evaluation", earlier.test):
+            rows, predicted = predict(method, earlier.test)
+        details.append(score(stream, earlier, rows, predicted, lenient=lenient))
+        truths.append(stream.targets[rows])
+        guesses.append(predicted)
+    row = [detail.pop("score") for detail in details]
+    if stream.background is not None:
+        return row, {"scores": details}
+    truth, guess, classes = torch.cat(truths), torch.cat(guesses), task.classes.stop
+    detail: dict[str, Any] = {
+        "sample_accuracy": metrics.accuracy(guess, truth),
+        "per_class": metrics.per_class_accuracy(guess, truth, classes),
+    }
+    if task.index == len(stream) - 1:
+        detail["confusion"] = metrics.confusion_matrix(guess, truth, classes).tolist()
+    return row, detail
 
 
 def predict(method: Method, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) predicted classes
@@ -42,4 +73,38 @@ def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenien
         "precision": result.precision,
         "recall": result.recall,
         "foreign_rate": result.foreign_rate,
+    }
+
+
+def transfer(method: Method, task: Task, *, lenient: bool = False) -> dict[str, float]:
+    """Forward transfer to a task that is not yet learned (bace.md 5.4), by a temporary head over the encoder as it is.
+
+    `before`: the score with rows imprinted from the task's training data, among all classes; `chance`: the same with
+    random rows; `within`: with imprinted rows, among the task's own classes only. Nothing is fed back."""
+    stream = method.stream
+    with stream.licence("forward transfer (measured before the task, fed back to nothing)", task.test):
+        shown, asked = method.outputs(task.train).features, method.outputs(task.test).features
+        targets, rows = stream.labels(task.train)[1], stream.labels(task.test)[0]
+
+    def scores_with(new_rows: Tensor | None, draw: int) -> Tensor:  # (rows, classes)
+        head = copy.deepcopy(method.model.head)
+        head.grow(len(task.classes), generator(method.now.seed, "transfer", task.index, draw))
+        if new_rows is not None:
+            head.blocks[-1].data.copy_(new_rows)
+        with torch.inference_mode():
+            logits: Tensor = head(asked.to(stream.device)).cpu()
+        return logits
+
+    def scored(logits: Tensor) -> float:
+        return score(stream, task, rows, logits.argmax(1), lenient=lenient)["score"]
+
+    imprinted = scores_with(imprint(shown, targets, task.classes, method.model.head.weight.detach().cpu()), 0)
+    foreign = torch.ones(imprinted.shape[1], dtype=torch.bool)
+    foreign[list(task.classes)] = False
+    if stream.background is not None:
+        foreign[stream.background] = False
+    return {
+        "before": scored(imprinted),
+        "chance": sum(scored(scores_with(None, draw)) for draw in range(CHANCE_DRAWS)) / CHANCE_DRAWS,
+        "within": scored(imprinted.masked_fill(foreign, -torch.inf)),
     }

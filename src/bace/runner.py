@@ -242,7 +242,7 @@ def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
     if "per_class" in last:
         numbers["sample_accuracy"] = last["sample_accuracy"]
         numbers["per_class"] = dict(zip(stream.names, last["per_class"], strict=True))
-    if last["scores"]:
+    if "scores" in last:
         numbers["entities"] = last["scores"]
     return numbers
 

@@ -83,6 +83,8 @@ def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
         raise ConfigError(_wrong_value(parser, names["method"], settings, from_flags, error)) from error
     config = as_config(parsed)
     check_ranges(config)
+    if config.train.early_stop and not config.benchmark["val_fraction"]:
+        raise ConfigError("train.early_stop needs validation data: set benchmark.val_fraction, for example to 0.1")
     return config
 
 

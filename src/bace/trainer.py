@@ -3,7 +3,6 @@
 Read it from `Trainer.run` down. A run can be cut at every `resume_point` and goes on from there, bit for bit.
 """
 
-import copy
 import dataclasses
 import functools
 import time
@@ -18,13 +17,11 @@ from bace import metrics
 from bace.checkpoint import split_state
 from bace.config import Config
 from bace.errors import CheckpointError, TrainingError
-from bace.evaluation import predict, score
+from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
 from bace.models.heads import imprint
-from bace.randomness import derive, generator, seed_dropout
+from bace.randomness import derive, seed_dropout
 from bace.stream import Stream, Task
-
-FWT_DRAWS = 5  # random heads that make up "chance" in forward transfer
 
 
 @dataclass
@@ -104,7 +101,7 @@ class Trainer:
             self.measure_transfer(task)
             method.before_task(task)
             method.grow(task)
-            if self.config.head.head_init == "imprint":
+            if self.config.head.head_init == "imprint" and method.growing_head:
                 self.imprint_head(task)
             at.phase = "train"
         if at.phase == "train":
@@ -184,54 +181,21 @@ class Trainer:
         method.after_step(batch)
 
     def evaluate(self, task: Task) -> None:
-        """Score every task so far, without being told which task an example is from."""
+        """One more row of the accuracy matrix."""
         self.set_stage("evaluate")
-        row, details = [], []
-        lenient = self.config.measure.map_foreign_types_to_O
-        truths, guesses = [], []
-        for earlier in self.stream[: task.index + 1]:
-            with self.stream.licence("evaluation", earlier.test):
-                rows, predicted = predict(self.method, earlier.test)
-            details.append(score(self.stream, earlier, rows, predicted, lenient=lenient))
-            row.append(details[-1].pop("score"))
-            truths.append(self.stream.targets[rows])
-            guesses.append(predicted)
-        targets, predicted = torch.cat(truths), torch.cat(guesses)
-        detail: dict[str, Any] = {"scores": [d for d in details if d]}
-        if self.stream.background is None:
-            detail["sample_accuracy"] = metrics.accuracy(predicted, targets)
-            detail["per_class"] = metrics.per_class_accuracy(predicted, targets, task.classes.stop)
-            if task.index == len(self.stream) - 1:
-                detail["confusion"] = metrics.confusion_matrix(predicted, targets, task.classes.stop).tolist()
+        row, detail = evaluate_seen(self.method, task, lenient=self.config.measure.map_foreign_types_to_O)
         self.results.matrix.append(row)
         self.results.details.append(detail)
         self.log({"event": "task", "task": task.index + 1, "scores": row, "A": metrics.average_accuracy(row)})
 
-    # -- measures beside accuracy
-
     def measure_transfer(self, task: Task) -> None:
-        """Forward transfer: score of a task before it is learned, by rows imprinted from its data (bace.md 5.4)."""
+        """Forward transfer, before a task is learned."""
         wanted = self.config.measure.fwt and self.method.growing_head and len(task.test)
-        if task.index == 0 or not wanted:
-            return
-        with self.stream.licence("forward transfer (measured before the task, fed back to nothing)", task.test):
-            shown, asked = self.method.outputs(task.train), self.method.outputs(task.test)
-            targets = self.stream.labels(task.train)[1]
-            rows = self.stream.labels(task.test)[0]
-        lenient = self.config.measure.map_foreign_types_to_O
-
-        def scored(new_rows: Tensor | None, draw: int) -> float:
-            head = copy.deepcopy(self.method.model.head)
-            head.grow(len(task.classes), generator(self.config.seed, "transfer", task.index, draw))
-            if new_rows is not None:
-                head.blocks[-1].data.copy_(new_rows)
-            with torch.inference_mode():
-                predicted = head(asked.features.to(self.stream.device)).argmax(1).cpu()
-            return score(self.stream, task, rows, predicted, lenient=lenient)["score"]
-
-        old_rows = self.method.model.head.weight.detach().cpu()
-        self.results.before.append(scored(imprint(shown.features, targets, task.classes, old_rows), 0))
-        self.results.chance.append(sum(scored(None, draw) for draw in range(FWT_DRAWS)) / FWT_DRAWS)
+        if task.index and wanted:
+            found = transfer(self.method, task, lenient=self.config.measure.map_foreign_types_to_O)
+            self.results.before.append(found["before"])
+            self.results.chance.append(found["chance"])
+            self.log({"event": "transfer", "task": task.index + 1, **found})
 
     def imprint_head(self, task: Task) -> None:
         """`head_init = imprint`: the new rows start as the mean features of their classes (bace.md 1.4)."""
@@ -293,8 +257,9 @@ class Trainer:
             "linear": 1.0 - progress,
             "cosine": 0.5 * (1.0 + float(torch.cos(torch.tensor(torch.pi * progress)))),
         }[self.config.train.schedule]
+        self.method.now.lr = (self.config.train.lr if stage.lr is None else stage.lr) * factor
         for group in self.optimiser.param_groups if self.optimiser else ():
-            group["lr"] = self.method.now.lr = group["base_lr"] * factor
+            group["lr"] = group["base_lr"] * factor
 
     # -- where we are
 
