@@ -73,9 +73,9 @@ def bare(method: str, examples: int) -> Callable[[], None]:
     def epoch() -> None:
         views = torch.empty(0)
         if method == "BaCE":
-            views = torch.cat([augment(pixels[part]) for part in new.split(256)])
+            views = torch.cat([augment(pixels[part]) for part in new.split(128)])
             with torch.inference_mode():
-                features, logits = (torch.cat(c) for c in zip(*(teacher(v) for v in views.split(256)), strict=True))
+                features, logits = (torch.cat(c) for c in zip(*(teacher(v) for v in views.split(128)), strict=True))
             features, log_old = F.normalize(features.clone(), dim=1), F.log_softmax(logits.clone(), 1)
             distance = torch.cdist(features, features).fill_diagonal_(torch.inf)
             distance, neighbours = distance.topk(K, largest=False)
@@ -95,7 +95,7 @@ def bare(method: str, examples: int) -> Callable[[], None]:
                 else:
                     unique, position = torch.unique(neighbours[part], return_inverse=True)
                     with torch.inference_mode():
-                        beside = torch.cat([network(views[ids])[1] for ids in unique.split(256)])
+                        beside = torch.cat([network(views[ids])[1] for ids in unique.split(128)])
                         target = teacher(x_old)[1]
                     beside, target = F.softmax(beside.clone(), 1)[position, y[:, None]], target.clone()
                     log_s = F.log_softmax(z_new, 1)

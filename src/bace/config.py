@@ -42,7 +42,7 @@ class Training:
     clip: float | None = None
     reset_optimiser: bool = True
     early_stop: int = 0
-    eval_batch_size: int = 256
+    eval_batch_size: int = 128
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = 0
