@@ -6,40 +6,35 @@ Every source ends as a `Table`. Pictures are decoded here, once, into one uint8 
 import csv
 import importlib
 import json
-import math
-import os
 import re
-import sys
-import tempfile
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import ExifTags, Image, ImageOps
-from rich.console import Console
-from rich.progress import track
+from PIL import Image
 from torch import Tensor
 
+from bace.data.pictures import (
+    IMAGE_SUFFIXES,
+    MEMORY_LIMIT,
+    Size,
+    allocate,
+    as_uint8,
+    channels_last,
+    from_pixels,
+    picture_of,
+    stack,
+)
 from bace.errors import ConfigError, DataError, nearest
+from bace.stream import Modality
 
-Modality = Literal["image", "text", "token"]
 Inputs = Tensor | list[str] | list[list[str]]
-Size = int | tuple[int, int]  # the side of a square, or height and width
 
-DEFAULT_SIZE = 256  # side of the squares that pictures of unequal sizes become
-MEMORY_LIMIT = 2 * 1024**3  # bytes; larger picture tensors live in a memory-mapped file
-
-_IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 _CSV_SUFFIXES = {".csv", ".tsv"}
 _JSONL_SUFFIXES = {".jsonl", ".ndjson"}
 _CONLL_SUFFIXES = {".txt", ".conll", ".iob", ".iob2", ".bio"}
@@ -89,7 +84,7 @@ class Table:
             raise IndexError(f"indices {min(rows)} to {max(rows)} do not fit a table of {len(self)} examples")
         inputs: Inputs
         if isinstance(self.inputs, Tensor):
-            inputs = _allocate((len(rows), *self.inputs.shape[1:]), MEMORY_LIMIT)
+            inputs = allocate((len(rows), *self.inputs.shape[1:]), MEMORY_LIMIT)
             torch.index_select(self.inputs, 0, torch.tensor(rows, dtype=torch.long), out=inputs)
         else:
             inputs = cast("list[str] | list[list[str]]", [self.inputs[i] for i in rows])
@@ -169,9 +164,9 @@ def read(
 
         def pictures() -> Iterator[Any]:
             for i, (value,) in enumerate(raw.values(columns, rows)):
-                yield _picture(value, raw.folder, where(i))
+                yield picture_of(value, raw.folder, where(i))
 
-        inputs = _stack(pictures, len(rows), where, image_size, channels, memory_limit)
+        inputs = stack(pictures, len(rows), where, image_size, channels, memory_limit)
     elif modality == "text":
         inputs = [_text(value, columns, where(i)) for i, value in enumerate(raw.values(columns, rows))]
     else:
@@ -234,11 +229,11 @@ def as_inputs(
     if isinstance(inputs, np.ndarray | Tensor):
         if modality not in (None, "image"):
             raise DataError(f"an array of shape {tuple(inputs.shape)} holds pictures, not {modality}s.")
-        pixels = _channels_last(inputs)
+        pixels = channels_last(inputs)
         if not len(pixels):
             raise DataError("there are no examples: the array is empty.")
         if image_size is None or tuple(pixels.shape[1:3]) == image_size:
-            return "image", _from_pixels(pixels, channels, memory_limit)
+            return "image", from_pixels(pixels, channels, memory_limit)
         inputs = list(pixels.numpy())
     if isinstance(inputs, str | bytes | Path | dict | Image.Image):
         raise DataError(f"one {type(inputs).__name__} is no list of examples. Put it in a list; files go to read().")
@@ -249,7 +244,7 @@ def as_inputs(
         if isinstance(items[0], list | tuple):
             modality = "token"
         elif isinstance(items[0], str):
-            files = all(isinstance(item, str) and Path(item).suffix.lower() in _IMAGE_SUFFIXES for item in items)
+            files = all(isinstance(item, str) and Path(item).suffix.lower() in IMAGE_SUFFIXES for item in items)
             modality = "image" if files else "text"
         else:
             modality = "image"
@@ -261,12 +256,12 @@ def as_inputs(
     def pictures() -> Iterator[Any]:
         for i, item in enumerate(items):
             if isinstance(item, np.ndarray | Tensor):
-                pixels = _as_uint8(_channels_last(item[None]))[0]
+                pixels = as_uint8(channels_last(item[None]))[0]
                 yield Image.fromarray((pixels[..., 0] if pixels.shape[-1] == 1 else pixels).numpy())
             else:
-                yield _picture(item, None, _example(i))
+                yield picture_of(item, None, _example(i))
 
-    return "image", _stack(pictures, len(items), _example, image_size, channels, memory_limit)
+    return "image", stack(pictures, len(items), _example, image_size, channels, memory_limit)
 
 
 def iob2(tags: Iterable[str]) -> list[str]:
@@ -503,7 +498,7 @@ def _open_conll(path: Path) -> _Raw:
 
 def _from_records(source: Path, records: list[dict[str, Any]], where: Callable[[int], str], folder: Path) -> _Raw:
     def kind(name: str, value: Any) -> str:
-        named = isinstance(value, str) and Path(value).suffix.lower() in _IMAGE_SUFFIXES
+        named = isinstance(value, str) and Path(value).suffix.lower() in IMAGE_SUFFIXES
         if isinstance(value, Path) or (named and name.lower() in _INPUT_NAMES["image"]):
             return "picture"
         if isinstance(value, list):
@@ -704,186 +699,6 @@ def _check_lengths(sentences: list[list[str]], tags: list[list[str]], where: Cal
             raise DataError(f"{where(i)}: {len(words)} words but {len(of_words)} tags. Give each word one tag.")
 
 
-# --- pictures ------------------------------------------------------------------------------------------------------
-
-
-def _picture(value: Any, folder: Path | None, where: str) -> bytes | Path | Image.Image:
-    """What can be opened, from what sources hold: bytes, a path, a PIL picture, or a hub cell of bytes and path."""
-    if isinstance(value, dict):
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, str) and value.strip():
-        value = Path(value)
-    if isinstance(value, Path):
-        return folder / value if folder is not None else value
-    if isinstance(value, bytes | Image.Image):
-        return value
-    raise DataError(f"{where}: no picture but {str(value)[:80]!r}. Expected a picture, its bytes or its path.")
-
-
-def _stack(
-    pictures: Callable[[], Iterator[Any]],  # called again if the first pass finds unequal sizes
-    count: int,
-    where: Callable[[int], str],
-    image_size: Size | None,
-    channels: int,
-    memory_limit: int,
-) -> Tensor:  # (count, channels, height, width)
-    """Decode, and resize where asked or needed, into one tensor."""
-    stacked = _stack_equal(pictures(), count, where, image_size, channels, memory_limit)
-    if stacked is None:
-        stacked = _stack_equal(pictures(), count, where, DEFAULT_SIZE, channels, memory_limit)
-    return cast(Tensor, stacked)
-
-
-def _stack_equal(
-    pictures: Iterator[Any],
-    count: int,
-    where: Callable[[int], str],
-    image_size: Size | None,
-    channels: int,
-    memory_limit: int,
-) -> Tensor | None:  # (count, channels, height, width), or nothing as soon as two sizes differ
-    def decode(block: list[tuple[int, Any]]) -> list[npt.NDArray[np.uint8]]:
-        return [_decode(picture, where(i), image_size, channels) for i, picture in block]
-
-    def decode_all() -> Iterator[npt.NDArray[np.uint8]]:
-        items = enumerate(pictures)
-        while ahead := list(islice(items, 32 * workers)):  # bounds what is read ahead
-            for block in pool.map(decode, [ahead[i : i + 32] for i in range(0, len(ahead), 32)]):
-                yield from block
-
-    # Pillow decodes and resizes without the interpreter lock, so threads help; a job for each small picture would not.
-    workers = min(8, os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers) as pool:
-        decoded: Iterable[npt.NDArray[np.uint8]] = decode_all()
-        if count > 2000 and sys.stderr.isatty():
-            decoded = track(decoded, "Decoding pictures", count, console=Console(stderr=True), transient=True)
-        result: Tensor | None = None
-        for i, pixels in enumerate(decoded):
-            if result is None:
-                result = _allocate((count, *pixels.shape), memory_limit)
-                target = result.numpy()
-            if pixels.shape != target.shape[1:]:
-                return None
-            target[i] = pixels
-    return result
-
-
-def _decode(picture: Any, where: str, image_size: Size | None, channels: int) -> npt.NDArray[np.uint8]:
-    """One picture as (channels, height, width)."""
-    try:
-        if isinstance(picture, Image.Image):
-            image = _plain(picture, channels)
-        else:
-            with Image.open(BytesIO(picture) if isinstance(picture, bytes) else picture) as opened:
-                image = _plain(opened, channels)
-    except FileNotFoundError as error:
-        raise DataError(f"{where}: there is no picture {picture}.") from error
-    except Exception as error:  # decoders raise anything from SyntaxError to struct.error on broken bytes
-        raise DataError(f"{where}: the picture cannot be decoded ({error}). Replace or remove it.") from error
-    if image_size is not None:
-        height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
-        if image.size != (width, height):  # the centre of that shape, scaled; Pillow's bicubic filter is antialiased
-            image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
-    pixels = np.asarray(image)
-    return pixels.transpose(2, 0, 1) if channels == 3 else pixels[None]
-
-
-def _plain(image: Image.Image, channels: int) -> Image.Image:
-    """Upright, opaque, 8 bits, RGB or grey."""
-    image.load()
-    sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
-    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-        image = ImageOps.exif_transpose(image)
-    if sixteen_bits:  # Pillow would clip to 255
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise ValueError(f"pixels of 32 bits, Pillow mode {image.mode}, have no fixed range; save it with 8 bits")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("RGB" if channels == 3 else "L")
-
-
-def _channels_last(array: npt.NDArray[Any] | Tensor) -> Tensor:  # (examples, height, width, 1, 3 or 4)
-    layouts = [-1, 1] if isinstance(array, np.ndarray) else [1, -1]  # the axis of the channels, likelier one first
-    given = tuple(array.shape)
-    if len(given) == 3:
-        array, layouts = array[..., None], [-1]
-    axes = [axis for axis in layouts if array.ndim == 4 and array.shape[axis] in (1, 3, 4)]
-    if not axes or 0 in given[1:]:
-        raise DataError(
-            f"pictures of shape {given}: expected (examples, height, width), (examples, height, width, channels) or "
-            "(examples, channels, height, width), with 1, 3 or 4 channels."
-        )
-    if isinstance(array, np.ndarray):
-        if array.dtype.kind not in "uif":
-            raise DataError(f"pictures of type {array.dtype}: expected integers in 0..255 or floats in 0..1.")
-        if array.dtype != np.uint8:
-            floats = np.float32 if array.dtype.itemsize <= 4 else np.float64
-            array = array.astype(floats if array.dtype.kind == "f" else np.int64, copy=False)
-        tensor = torch.from_numpy(array if array.flags.writeable and min(array.strides) >= 0 else array.copy())
-    else:
-        if array.dtype == torch.bool or array.is_complex():
-            raise DataError(f"pictures of type {array.dtype}: expected integers in 0..255 or floats in 0..1.")
-        tensor = array.detach().cpu()
-    return tensor if axes[0] == -1 else tensor.permute(0, 2, 3, 1)
-
-
-def _as_uint8(pixels: Tensor) -> Tensor:
-    if pixels.dtype == torch.uint8:
-        return pixels
-    low, high = float(pixels.min()), float(pixels.max())
-    top = 1.0 if pixels.is_floating_point() else 255.0
-    if not (math.isfinite(low) and low >= 0 and high <= top):
-        raise DataError(
-            f"pixels of type {str(pixels.dtype).removeprefix('torch.')} from {low:g} to {high:g}: "
-            "expected integers in 0..255 or floats in 0..1."
-        )
-    return (pixels * 255).round().to(torch.uint8) if top == 1 else pixels.to(torch.uint8)
-
-
-def _from_pixels(pixels: Tensor, channels: int, memory_limit: int) -> Tensor:  # (examples, height, width, 1, 3 or 4) ->
-    """A copy as uint8 (examples, channels, height, width), with the colours treated as in pictures from files."""
-    examples, height, width, depth = pixels.shape
-    result = _allocate((examples, channels, height, width), memory_limit)
-    for start in range(0, examples, 1024):
-        block = _as_uint8(pixels[start : start + 1024])
-        if depth == 4:  # over white
-            colour, alpha = block[..., :3].to(torch.int32), block[..., 3:].to(torch.int32)
-            block = ((colour * alpha + 255 * (255 - alpha) + 127) // 255).to(torch.uint8)
-        if depth != 1 and channels == 1:  # ITU-R 601 luma in the fixed-point form that Pillow uses
-            red, green, blue = block.to(torch.int32).unbind(-1)
-            block = ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).to(torch.uint8)[..., None]
-        result[start : start + 1024] = block.permute(0, 3, 1, 2)  # one channel is broadcast to all
-    return result
-
-
-def _allocate(shape: tuple[int, ...], memory_limit: int) -> Tensor:
-    """A uint8 tensor; above the limit in a memory-mapped file, which vanishes with the process however it ends."""
-    size = math.prod(shape)
-    if size <= memory_limit:
-        return torch.empty(shape, dtype=torch.uint8)
-    folder = Path(os.environ.get("BACE_CACHE") or "~/.cache/bace").expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(".pixels", dir=folder)
-        try:
-            # Reserve the blocks now: writing to a mapped file on a full disk would kill the process.
-            getattr(os, "posix_fallocate", lambda file, _, length: os.truncate(file, length))(handle, 0, size)
-            tensor = torch.from_file(name, shared=True, size=size, dtype=torch.uint8).view(shape)
-        finally:
-            os.close(handle)
-            with suppress(PermissionError):  # Windows keeps mapped files
-                os.unlink(name)
-    except OSError as error:
-        raise DataError(
-            f"{size / 1e9:.1f} GB of pictures do not fit in {folder} ({error.strerror}). "
-            "Set BACE_CACHE to a folder with room, or choose a smaller image_size or limit_per_class."
-        ) from error
-    return tensor
-
-
 # --- small things --------------------------------------------------------------------------------------------------
 
 
@@ -955,7 +770,7 @@ def _has_classes(folder: Path) -> bool:
 
 
 def _image_files(folder: Path) -> list[Path]:
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES)
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     return sorted(path for path in found if not path.name.startswith("."))
 
 
