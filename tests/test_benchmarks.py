@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits as sklearn_digits
 
+import bace
 from bace.data.benchmarks import Cut, Part, cut_by_class, find_benchmark, make_stream, order_classes, share_out
 from bace.data.digits import load_digits
 from bace.data.sources import Table
 from bace.errors import ConfigError, DataError
 from bace.models.encoders import load_encoder
+from bace.runner import assemble
+from bace.settings import config_from
 from bace.stream import Stream
 
 
@@ -328,3 +331,18 @@ def test_real_entities_keep_every_tag_of_their_task(bert, tiny, real_data):
             del found["O"]
             assert found == expected
             assert sum(found.values()) > 50
+
+
+def test_relative_paths_and_a_held_out_test_share_work_from_the_users_folder(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny.folder)
+    chosen = {"benchmark.path": "pictures", "train.epochs": 1}
+    whole = bace.run(tiny.settings("image", method="seq", **chosen))
+    assert len(whole.matrix) == 3
+    folders = {**chosen, "benchmark.path": "pictures/train", "benchmark.test_fraction": 0.3}
+    config = config_from(tiny.settings("image", method="seq", **folders))
+    _, stream = assemble(config)
+    for task in stream:
+        assert len(task.test) == 3 * len(task.classes)  # 3 of 10 of each class
+        assert len(task.train) == 7 * len(task.classes)

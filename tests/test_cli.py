@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 import bace
-from bace.cli import main
+from bace.cli import main, methods_asked
 from bace.config import Training
 from bace.data.benchmarks import find_benchmark
+from bace.errors import ConfigError
 from bace.settings import config_from
 
 
@@ -377,3 +378,33 @@ def test_predict_tags_every_word_of_each_line(
     plain = say(capsys, "predict", str(runs["token"]), str(tmp_path / "s.txt")).splitlines()
     assert plain[0].split("\t")[1:] == ["w50 w1 w5s", " ".join(rows[0]["tags"])]
     assert say(capsys, "predict", str(runs["token"]), str(tmp_path / "empty.txt")) == ""
+
+
+def test_a_users_method_without_title_or_summary_line_is_named_and_explained(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        "import bace",
+        "class Plain(bace.Method):",
+        '    """Args:',
+        '        weight: how much it weighs."""',
+        "    def __init__(self, weight: float = 1.0) -> None:",
+        "        super().__init__()",
+        "    def loss(self, batch):",
+        "        return {}",
+    ]
+    (tmp_path / "plainly.py").write_text("\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["run", "--method", "plainly.Plain", "--help"]) == 0
+    assert "how much it weighs" in capsys.readouterr().out
+    result = bace.run(tiny.settings("image", method="plainly.Plain"), out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["method"] == "Plain"
+    assert "evaluation" in result.metrics["licences"]
+
+
+def test_compare_reads_lists_in_method_settings() -> None:
+    assert methods_asked(["BaCE(speedups=[S1,S2], W0=1)"], "digits") == [
+        ("BaCE", {"speedups": ["S1", "S2"], "W0": 1})
+    ]
+    with pytest.raises(ConfigError, match="setting=value"):
+        methods_asked(["BaCE(speedups=[S1)"], "digits")

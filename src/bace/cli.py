@@ -261,11 +261,14 @@ def methods_asked(words: list[str], benchmark: object) -> list[tuple[str, dict[s
         if not match:
             raise ConfigError(f"method '{word}' cannot be read: write BaCE or 'BaCE(W0=1, alpha=0)'")
         changes = {}
-        for change in filter(None, re.split(r",\s*", match[2] or "")):
+        for change in filter(None, re.split(r",\s*(?![^\[]*\])", match[2] or "")):  # commas outside of [...]
             key, equals, value = change.partition("=")
+            try:
+                changes[key.strip()] = yaml.safe_load(value)
+            except yaml.YAMLError:
+                equals = ""
             if not equals:
                 raise ConfigError(f"'{change}' in method '{word}' is not of the form setting=value")
-            changes[key.strip()] = yaml.safe_load(value)
         asked.append((match[1], changes))
     return asked
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.memory import Memory
-from bace.method import Method, Stage
+from bace.method import Method
 from bace.models.model import Model
 from bace.randomness import generator
 from bace.stream import Task
@@ -29,9 +29,6 @@ class HoldOut(Method):
             self.check_share(self.quota(self.stream[-1]))
         return super().build(model)
 
-    def stages(self, task: Task) -> list[Stage]:
-        return [self.stage(task, examples=lambda: self.trained(task))]
-
     def remember(self, task: Task) -> None:
         if not self.holds_out:
             return super().remember(task)
@@ -42,9 +39,8 @@ class HoldOut(Method):
         self.held.fill(self.choose_held(task), task.index, spare, generator(self.now.seed, "missing", task.index))
 
     def trained(self, task: Task) -> Tensor:  # (examples,)
-        """The task's training examples that are not held out."""
         if not self.holds_out:
-            return task.train
+            return super().trained(task)
         return task.train[~torch.isin(task.train, torch.cat(list(self.choose_held(task).values())))]
 
     def choose_held(self, task: Task) -> dict[int, Tensor]:

@@ -79,6 +79,11 @@ class Learner:
         table = from_arrays(x, y, image_size=None if array else self.picture)
         self._check_new(table)
         config = self._configured(table.modality)
+        if config.train.early_stop or not config.train.reset_optimiser:
+            raise ConfigError(
+                "a Learner has no validation data and makes a new optimiser at each call: leave out train.early_stop "
+                "and train.reset_optimiser"
+            )
         part = Part(f"task {len(self.tasks) + 1}", table.names, table, table)
         tasks = [*self.tasks, table.names]
         stream = self._stream(table, part, tasks, config)
@@ -180,7 +185,12 @@ class Learner:
         found = checkpoint.load(folder / "checkpoints")
         if not (folder / "metrics.json").exists() or found is None:
             raise CheckpointError(f"the run in '{folder}' is not finished: continue it with --resume")
-        learner = cls(**{**described["config"], "method": described["config"]["method"]})
+        if found[1]["at"]["task"] != len(described["tasks"]):
+            raise CheckpointError(
+                f"the last checkpoint of the run in '{folder}' is damaged, and the one before it is not that of the "
+                "finished model: run it again"
+            )
+        learner = cls(**described["config"])
         learner.config = config_from(described["config"])
         learner.modality, learner._complete = described["modality"], False
         learner.picture = tuple(described["picture"]) if described.get("picture") else None

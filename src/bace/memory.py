@@ -33,7 +33,7 @@ class ElasticBuffers(nn.Module):
             saved = state_dict.get(prefix + name)
             current = self._buffers[name]
             if saved is not None and (current is None or current.shape != saved.shape):
-                self._buffers[name] = torch.empty_like(saved)
+                self._buffers[name] = torch.empty_like(saved, device=None if current is None else current.device)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )

@@ -75,7 +75,7 @@ class Method(ElasticBuffers):
     buffer (buffers may change shape), so that it is in every checkpoint.
     """
 
-    title: ClassVar[str]  # as the paper names it
+    title: ClassVar[str]  # as the paper names it; default: the class's name
     paper: ClassVar[str] = ""
     modalities: ClassVar[frozenset[Modality]] = frozenset(("image", "text", "token"))
     uses_memory: ClassVar[bool] = False
@@ -88,6 +88,11 @@ class Method(ElasticBuffers):
     now: Now
     training_settings: Training
     fresh_model: Callable[[], Model]  # the pre-trained start again
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "title" not in vars(cls):
+            cls.title = cls.__name__
 
     # -- hooks
 
@@ -145,10 +150,14 @@ class Method(ElasticBuffers):
             "loss": self.loss,
             "epochs": self.training_settings.epochs,
             "batch_size": self.batch_size - self.replay_size,
-            "examples": lambda: task.train,
+            "examples": lambda: self.trained(task),
             "module": lambda: self.model,
         }
         return Stage(**{**fields, **changes})
+
+    def trained(self, task: Task) -> Tensor:  # (examples,)
+        """The task's examples that are trained on."""
+        return task.train
 
     @property
     def batch_size(self) -> int:
@@ -159,7 +168,8 @@ class Method(ElasticBuffers):
         """How many of a batch's examples come from memory: none while it is empty (bace.md 1.6)."""
         if not self.uses_memory or not len(self.memory):
             return 0
-        wanted = round(self.batch_size * self.training_settings.replay_ratio)
+        ratio = self.training_settings.replay_ratio
+        wanted = max(round(self.batch_size * ratio), 1) if ratio else 0
         return min(wanted, self.batch_size - 1)  # at least one new example a step
 
     def replay(self, draw: int = 1) -> Batch | None:

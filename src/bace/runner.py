@@ -137,7 +137,7 @@ def make_model(encoder: Encoder, config: Config) -> Model:
         head = CosineHead(encoder.width, config.head.sigma_init, config.head.sigma_learn)
     else:
         head = LinearHead(encoder.width)
-    return Model(encoder, head)
+    return Model(encoder, head, torch.bfloat16 if config.train.precision == "bfloat16" else torch.float32)
 
 
 def device_name(wanted: str) -> str:
@@ -236,6 +236,7 @@ def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
     if config.measure.fgt_max == "all":
         numbers["FGT"] = numbers["FGT_all"]
     numbers["seconds"] = round(results.seconds, 3)
+    numbers["licences"] = stream.licences  # what was read beside the task's own examples and the memory
     numbers["score"] = "accuracy" if stream.background is None else "macro F1"
     if "confusion" in last:
         numbers["confusion"] = {"classes": stream.names, "counts": last["confusion"]}
@@ -340,7 +341,11 @@ class _Log:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """The lock is the kernel's: it goes with the process, however that ends."""
-    with (folder / ".lock").open("w") as lock:
+    try:
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"run folder '{folder}' cannot be written ({error.strerror}): choose another") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

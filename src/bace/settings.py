@@ -34,6 +34,8 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
     "benchmark.test_per_class": (1, math.inf),
     "benchmark.val_fraction": (0, 0.9),
     "benchmark.max_length": (8, math.inf),
+    "benchmark.test_fraction": (0, 0.9),
+    "head.sigma_init": (1e-6, math.inf),
     "backbone.freeze": (0, math.inf),
     "backbone.adapter": (0, math.inf),
     "backbone.image_size": (1, math.inf),
@@ -259,9 +261,9 @@ def documented(section: type) -> dict[str, str]:
     """What the docstring says of each setting: the text under `Args:`."""
     found: dict[str, str] = {}
     name = ""
-    for line in inspect.cleandoc(section.__doc__ or "").partition("Args:\n")[2].splitlines():
-        if line.startswith("    ") and not line.startswith("     "):
-            name, _, text = line.strip().partition(": ")
+    for line in inspect.cleandoc((section.__doc__ or "").partition("Args:\n")[2]).splitlines():
+        if line[:1].strip():  # not indented: the next setting
+            name, _, text = line.partition(": ")
             found[name] = text
         elif line.strip() and name:
             found[name] += " " + line.strip()

@@ -78,8 +78,6 @@ class Trainer:
         self.saved_optimiser: dict[str, Tensor] = {}  # by parameter and slot, from the checkpoint
         self.steps_since_save = 0
         self.clock = time.monotonic()
-        precision = config.train.precision == "bfloat16"
-        self.autocast = torch.autocast(stream.device.type, torch.bfloat16, enabled=precision)
 
     # -- the story
 
@@ -162,9 +160,8 @@ class Trainer:
     def step(self, stage: Stage, batch: Any, parameters: list[nn.Parameter]) -> None:
         """Loss, gradient, update."""
         method, optimiser = self.method, self.optimiser
-        with self.autocast:
-            loss = stage.loss(batch)
-        if loss is not None:
+        loss = stage.loss(batch)
+        if loss is not None and not (isinstance(loss, dict) and not loss):
             terms = loss if isinstance(loss, dict) else {"loss": loss}
             total = functools.reduce(torch.add, terms.values())
             self.check_finite(total, terms)
@@ -200,9 +197,10 @@ class Trainer:
     def imprint_head(self, task: Task) -> None:
         """`head_init = imprint`: the new rows start as the mean features of their classes (bace.md 1.4)."""
         head = self.method.model.head
-        targets = self.stream.labels(task.train)[1]
+        trained = self.method.trained(task)
+        targets = self.stream.labels(trained)[1]
         old_rows = head.weight.detach().cpu()[: task.classes.start]
-        rows = imprint(self.method.outputs(task.train).features, targets, task.classes, old_rows)
+        rows = imprint(self.method.outputs(trained).features, targets, task.classes, old_rows)
         head.blocks[-1].data.copy_(rows)
 
     def converged(self, stage: Stage) -> bool:
@@ -243,7 +241,7 @@ class Trainer:
         for p in parameters:
             slots = self.saved_optimiser_slots(names.get(id(p), ""))
             if slots:
-                optimiser.state[p] = slots
+                optimiser.state[p] = {slot: value.to(p.device) for slot, value in slots.items()}
             elif not train.reset_optimiser and self.optimiser is not None and p in self.optimiser.state:
                 optimiser.state[p] = self.optimiser.state[p]
             elif train.optimiser == "sgd" and train.momentum and p.requires_grad:
@@ -356,7 +354,7 @@ class Trainer:
             self.method.load_state_dict({**values, **state["method"]})
         except RuntimeError as error:
             raise CheckpointError(
-                f"the checkpoint does not fit this method and backbone: {str(error).splitlines()[-1].strip()}"
+                f"the checkpoint does not fit this method and backbone: {str(error).splitlines()[-1].strip():.200}"
             ) from error
         slots = {name: t for name, t in tensors.items() if name.startswith("optimiser.")}
         self.saved_optimiser = {name.removeprefix("optimiser."): t for name, t in slots.items()}

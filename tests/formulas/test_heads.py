@@ -132,3 +132,10 @@ def test_imprinted_rows_have_the_mean_old_norm() -> None:
 def test_before_the_first_task_imprinted_rows_have_length_one() -> None:
     rows = imprint(torch.randn(4, 3, generator=generator(6)), torch.zeros(4), range(1), nn.Parameter(torch.zeros(0, 3)))
     assert rows.norm().item() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_head_grows_where_it_lives() -> None:
+    for head in (CosineHead(4), LinearHead(4)):
+        head.to("meta")
+        head.grow(2, torch.Generator())
+        assert {p.device.type for p in head.parameters()} == {"meta"}

@@ -31,6 +31,7 @@ class Cut:
         seed: of a shuffled class order.
         train_per_class: only the first so many training examples of each class, in file order.
         test_per_class: the same for the test.
+        test_fraction: hold out this share of each class (of the sentences) as the test, for data without a test split.
         val_fraction: share of each class's training examples (of a task's sentences) held out for validation.
         augment: random crops (and flips) in training.
         flip: mirror pictures at random; off for digits and letters.
@@ -45,6 +46,7 @@ class Cut:
     seed: int = 0
     train_per_class: int | None = None
     test_per_class: int | None = None
+    test_fraction: float = 0.0
     val_fraction: float = 0.0
     augment: bool = True
     flip: bool = True
@@ -267,20 +269,28 @@ def _own_data(modality: Modality) -> Callable[[Cut], list[Part]]:
     def parts(cut: Cut) -> list[Part]:
         if not cut.path:
             raise ConfigError("this benchmark reads your own data: say where it is with --benchmark.path")
-        train, test = (
-            read(
-                Path(cut.path) if Path(cut.path).exists() else cut.path,
-                split=split,
-                modality=modality,
-                input_column=cut.input_column,
-                label_column=cut.label_column,
-                limit_per_class=limit,
+        source = Path(cut.path) if Path(cut.path).exists() else cut.path
+        columns: dict[str, Any] = {"input_column": cut.input_column, "label_column": cut.label_column}
+        if cut.test_fraction:
+            whole = read(source, split="train", modality=modality, limit_per_class=cut.train_per_class, **columns)
+            train, test = split_off(whole, cut.test_fraction, generator(cut.seed, "test"))
+        else:
+            train, test = (
+                read(source, split=split, modality=modality, limit_per_class=limit, **columns)
+                for split, limit in (("train", cut.train_per_class), ("test", cut.test_per_class))
             )
-            for split, limit in (("train", cut.train_per_class), ("test", cut.test_per_class))
-        )
         return cut_by_class(train, test, cut)
 
     return parts
+
+
+def split_off(table: Table, fraction: float, rng: torch.Generator) -> tuple[Table, Table]:
+    """A table without a test split as training and test."""
+    names = {str(label): c for c, label in enumerate(dict.fromkeys(map(str, table.labels)))}
+    token = table.modality == "token"  # a sentence shows several classes: sentences are held out as if of one
+    classes = torch.tensor([0 if token else names[str(label)] for label in table.labels])
+    train, test = hold_out(torch.arange(len(table)), classes, fraction, rng)
+    return table.take(train.tolist()), table.take(test.tolist())
 
 
 def _first(table: Table, limit: int | None) -> Table:

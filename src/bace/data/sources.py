@@ -134,7 +134,8 @@ def read(
     elif path.is_file():
         if split != "train" and not any(_mentions(path.stem, word) for word in _words(split)):
             raise DataError(
-                f"{path} is one file without a split '{split}'. Pass the file of that split itself, with split='train'."
+                f"{path} is one file without a split '{split}'. Put train and test files in a folder and name that, "
+                "or hold out a share of it with benchmark.test_fraction."
             )
         raw = _open_file(path, modality)
     elif isinstance(source, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not _is_data_file(path):
@@ -421,7 +422,7 @@ def _open_images(folder: Path) -> _Raw:
         if not files:
             raise DataError(f"{class_folder}: the class folder holds no picture. Fill it or remove it.")
         pictures.extend({"image": file, "label": class_folder.name} for file in files)
-    return _from_records(folder, pictures, lambda row: str(pictures[row]["image"]), folder)
+    return _from_records(folder, pictures, lambda row: str(pictures[row]["image"]), Path())
 
 
 def _open_csv(path: Path) -> _Raw:

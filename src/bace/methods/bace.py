@@ -84,6 +84,10 @@ class BaCE(HoldOut):
             raise ConfigError(f"BaCE has no speed-up {sorted(unknown)}: choose among {', '.join(SPEEDUPS)}")
         if K < 1:
             raise ConfigError(f"BaCE: K is {K}, it must be at least 1; W0 = 1 leaves the neighbours out")
+        if min(alpha, lambda_mse) < 0 or kl_tau <= 0:
+            raise ConfigError(
+                f"BaCE: alpha ({alpha}) and lambda_mse ({lambda_mse}) must be at least 0, kl_tau ({kl_tau}) above 0"
+            )
         if not 0 <= W0 <= 1 or not 0 <= beta <= 1:
             raise ConfigError(f"BaCE: W0 ({W0}) and beta ({beta}) must lie between 0 and 1")
         self.teacher: Model | None = None

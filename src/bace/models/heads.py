@@ -30,8 +30,7 @@ class Head(nn.Module):
         """Append rows drawn uniformly from ±1/sqrt(width); the rows that exist are untouched."""
         bound = 1 / math.sqrt(self.width)
         rows = torch.empty(classes, self.width).uniform_(-bound, bound, generator=generator)
-        device = self.blocks[0].device if len(self.blocks) else None
-        self.blocks.append(nn.Parameter(rows.to(device)))
+        self.blocks.append(nn.Parameter(rows.to(self.no_rows.device)))
 
     def products(self, features: Tensor, rows: Tensor) -> Tensor:  # (..., width), (classes, width) -> (..., classes)
         """<features, row> by blocks: rounding depends on the size of a product, and old logits must not change by a

@@ -22,9 +22,9 @@ class Output(NamedTuple):
 class Model(nn.Module):
     """Rows in, features and logits out."""
 
-    def __init__(self, encoder: Encoder, head: Head) -> None:
+    def __init__(self, encoder: Encoder, head: Head, precision: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.encoder, self.head = encoder, head
+        self.encoder, self.head, self.precision = encoder, head, precision
         self.has_dropout = any(_is_random(module) for module in encoder.modules())
 
     def forward(self, batch: Batch, *, name: str = "main") -> Output:
@@ -39,10 +39,12 @@ class Model(nn.Module):
         return Output(features, self.head(features))
 
     def _features(self, batch: Batch) -> Tensor:  # (rows, width)
-        hidden: Tensor = self.encoder(batch.inputs)  # (examples, tokens, width)
-        if batch.at is None:
-            return hidden[:, 0]  # the class token
-        return hidden[batch.at[:, 0], batch.at[:, 1]]
+        # every pass of the encoder has the same precision; head and losses are computed in full
+        with torch.autocast(batch.targets.device.type, self.precision, enabled=self.precision != torch.float32):
+            hidden: Tensor = self.encoder(batch.inputs)  # (examples, tokens, width)
+        # the class token, or the tokens that are asked for
+        features = hidden[:, 0] if batch.at is None else hidden[batch.at[:, 0], batch.at[:, 1]]
+        return features if self.precision == torch.float32 else features.float()
 
 
 def _is_random(module: nn.Module) -> bool:
