@@ -1,6 +1,6 @@
 """What BaCE costs over ER: K = 5, 2,500 examples a task, exact; without and with gradient through the neighbours.
 
-    python benchmarks/bace_cost.py [--repeat N] [--json]
+python benchmarks/bace_cost.py [--repeat N] [--json]
 """
 
 import argparse

@@ -81,7 +81,7 @@ def check_resume_equals_the_straight_run(
 
 def check_a_finished_run_predicts_the_same(tiny: Any, method: str, modality: str, folder: Path) -> None:
     learner = bace.load(folder / "straight")
-    inputs, truth = test_examples(tiny, modality)
+    inputs, truth = shown_examples(tiny, modality)
     config = config_from(tiny.settings(modality, method=method))
     metrics = json.loads((folder / "straight" / "metrics.json").read_text())
     predicted = learner.predict(inputs)
@@ -154,7 +154,7 @@ def check_learner(tiny: Any, method: str, modality: str, folder: Path) -> None:
     learner.partial_fit(*first)
     learner.save(folder / "learner")
     loaded = bace.Learner.load(folder / "learner")
-    inputs, _ = test_examples(tiny, modality)
+    inputs, _ = shown_examples(tiny, modality)
     assert loaded.predict(inputs) == learner.predict(inputs)
     learner.partial_fit(*second)
     loaded.partial_fit(*second)
@@ -218,15 +218,12 @@ def resume_points(tiny: Any, method: str, modality: str) -> list[tuple[str, int]
     )
 
 
-def test_examples(tiny: Any, modality: str) -> tuple[Any, Any]:
+def shown_examples(tiny: Any, modality: str) -> tuple[Any, Any]:
     return _examples(tiny, modality, "test", range(5))
 
 
 def training_examples(tiny: Any, modality: str, classes: Any) -> tuple[Any, Any]:
     return _examples(tiny, modality, "train", classes)
-
-
-test_examples.__test__ = False  # type: ignore[attr-defined]  # its name is about data
 
 
 def _examples(tiny: Any, modality: str, split: str, classes: Any) -> tuple[Any, Any]:

@@ -84,7 +84,12 @@ def _save_vit(folder: Path) -> None:
 
     torch.manual_seed(0)
     config = ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=8,
+        patch_size=4,
         initializer_range=0.2,
     )
     ViTModel(config, add_pooling_layer=False).save_pretrained(folder)
@@ -106,7 +111,11 @@ def _save_bert(folder: Path) -> None:
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     ).save_pretrained(folder)
     config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
         initializer_range=0.2,
     )
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
@@ -122,9 +131,7 @@ def _save_pictures(folder: Path, classes: tuple[str, ...]) -> None:
             (folder / split / name).mkdir(parents=True)
             for i in range(count):
                 noisy = (0.75 * pattern + 0.25 * torch.rand(3, 8, 8, generator=rng)) * 255
-                Image.fromarray(noisy.to(torch.uint8).permute(1, 2, 0).numpy()).save(
-                    folder / split / name / f"{i}.png"
-                )
+                Image.fromarray(noisy.to(torch.uint8).permute(1, 2, 0).numpy()).save(folder / split / name / f"{i}.png")
 
 
 def _save_texts(folder: Path, classes: tuple[str, ...]) -> None:

@@ -107,7 +107,9 @@ ROWS: list[Row] = [
     run("unknown nested flag", "--train.lrr 3", "no setting 'train.lrr'", r"Did you mean 'train\.lr'"),
     run("unknown section", "--trian.lr 3", "no setting 'trian.lr'", r"Did you mean 'train\.lr'"),
     run(
-        "unknown flag of the method", "--method bace --method.alpa 2", "BaCE has no setting 'method.alpa'",
+        "unknown flag of the method",
+        "--method bace --method.alpa 2",
+        "BaCE has no setting 'method.alpa'",
         r"Did you mean 'method\.alpha'",
     ),
     run("a flag of another method", "--method.alpha 2", "ER has no setting 'method.alpha'", "mode, name, reduction"),
@@ -147,9 +149,7 @@ ROWS: list[Row] = [
     run("no path at all", "--benchmark.path null", "your own data", "--benchmark.path"),
     run("texts for pictures", "--benchmark.path {data}/texts", r"train\.csv", "image inputs", "Columns: text"),
     run("a column that is not there", "--benchmark.label_column lable", "no column 'lable'", "'label'", data="text"),
-    run(
-        "a class in two tasks", "--benchmark.class_order [ant,bee,ant]", "class_order", "'ant' twice", "one task"
-    ),
+    run("a class in two tasks", "--benchmark.class_order [ant,bee,ant]", "class_order", "'ant' twice", "one task"),
     run("an unknown class in the order", "--benchmark.class_order [ant,bea]", "'bea'", "Did you mean 'bee'"),
     run("a memory too small for the classes", "--memory 3", "memory of 3", "5 classes", "memory.size at least 5"),
     run("a memory too small for the types", "--memory 4", "memory of 4", "5 classes .*entity types", data="token"),
@@ -518,8 +518,7 @@ def _(place: Place) -> Action:
 @row("a method that is not for the data", 2, "Pictures is not defined for text data", "image")
 def _(place: Place) -> Action:
     (place.folder / "only_pictures.py").write_text(
-        "from bace.methods import SEQ\nclass Pictures(SEQ):\n"
-        "    title, modalities = 'Pictures', frozenset({'image'})\n"
+        "from bace.methods import SEQ\nclass Pictures(SEQ):\n    title, modalities = 'Pictures', frozenset({'image'})\n"
     )
     sys.path.insert(0, str(place.folder))
     return lambda: main(["run", *place.flags("text", method="only_pictures.Pictures")])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import test_examples, training_examples
+from checks import shown_examples, training_examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -75,7 +75,7 @@ def test_strings_stay_strings_even_if_they_look_like_numbers(tiny: Any) -> None:
 
 def test_scores_are_in_the_order_of_the_classes(tiny: Any, taught: dict[str, bace.Learner]) -> None:
     own = taught["image"]
-    x, _ = test_examples(tiny, "image")
+    x, _ = shown_examples(tiny, "image")
     scores = own.scores(x)
     assert scores.shape == (len(x), 4)
     assert own.predict(x) == [own.classes_[row.index(max(row))] for row in scores.tolist()]
@@ -103,14 +103,14 @@ def test_files_may_be_deleted_after_each_call_and_the_learner_moved_to_another_p
     loaded = bace.Learner.load(tmp_path / "saved")
     loaded.partial_fit(second, ["cat"] * len(second))
     keeper.partial_fit(second, ["cat"] * len(second))
-    x, _ = test_examples(tiny, "image")
+    x, _ = shown_examples(tiny, "image")
     assert torch.equal(loaded.scores(x), keeper.scores(x))
     assert loaded.classes_ == ["ant", "bee", "cat"]
 
 
 def test_a_new_process_predicts_the_same(tiny: Any, taught: dict[str, bace.Learner], tmp_path: Path) -> None:
     taught["text"].save(tmp_path / "saved")
-    x, _ = test_examples(tiny, "text")
+    x, _ = shown_examples(tiny, "text")
     code = (
         "import sys, json, torch, bace; torch.set_num_threads(1)\n"
         "print(json.dumps(bace.Learner.load(sys.argv[1]).predict(json.loads(sys.argv[2]))))"
@@ -132,7 +132,7 @@ def test_arrays_given_are_not_held_and_later_changes_to_them_do_nothing(tiny: An
     gc.collect()
     assert gone() is None
     second = training_examples(tiny, "image", (2, 3))
-    asked, _ = test_examples(tiny, "image")
+    asked, _ = shown_examples(tiny, "image")
     assert torch.equal(own.partial_fit(*second).scores(asked), other.partial_fit(*second).scores(asked))
 
 
@@ -196,7 +196,7 @@ def test_a_prediction_does_not_depend_on_the_others_in_the_batch(
     tiny: Any, taught: dict[str, bace.Learner], modality: str, data: Any
 ) -> None:
     own = taught[modality]
-    x, _ = test_examples(tiny, modality)
+    x, _ = shown_examples(tiny, modality)
     chosen = data.draw(st.lists(st.integers(0, len(x) - 1), min_size=1, max_size=12))
     together = own.scores([x[i] for i in chosen])
     for position, i in enumerate(chosen):
@@ -206,7 +206,7 @@ def test_a_prediction_does_not_depend_on_the_others_in_the_batch(
 
 
 def test_batches_of_prediction_are_put_together_in_order(tiny: Any) -> None:
-    x, _ = test_examples(tiny, "text")
+    x, _ = shown_examples(tiny, "text")
     scores = []
     for size in (256, 7, 1):
         own = learner(tiny, "text", **{"train.eval_batch_size": size})
@@ -218,7 +218,7 @@ def test_batches_of_prediction_are_put_together_in_order(tiny: Any) -> None:
 def test_a_picture_among_others_of_other_sizes_is_predicted_as_alone(
     tiny: Any, taught: dict[str, bace.Learner]
 ) -> None:
-    x, _ = test_examples(tiny, "image")
+    x, _ = shown_examples(tiny, "image")
     small, wide = Image.fromarray(x[0]), Image.fromarray(x[7]).resize((40, 20))
     own = taught["image"]
     together, alone = own.scores([small, wide, small]), [own.scores([small])[0], own.scores([wide])[0]]
@@ -259,5 +259,5 @@ def test_a_finished_run_loads_and_keeps_the_names_of_its_classes(tiny: Any, tmp_
     from conftest import TYPES
 
     assert sorted(loaded.classes_) == sorted(TYPES)
-    x, _ = test_examples(tiny, "token")
+    x, _ = shown_examples(tiny, "token")
     assert [len(tags) for tags in loaded.predict(x)] == [len(words) for words in x]

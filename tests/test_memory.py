@@ -225,7 +225,7 @@ def test_token_quotas_count_entity_types_and_sentences_are_kept_whole_and_once(t
         assert len(set(method.memory.examples.tolist())) == len(method.memory)  # no sentence twice
         for group, examples in kept.items():
             for example in examples:
-                first, last = stream.row_start[example], stream.row_start[example + 1]
+                first, last = stream.data.row_start[example], stream.data.row_start[example + 1]
                 shown = {stream.names[c] for c in stream.targets[first:last].tolist()}
                 kind = stream.names[1 + 2 * group][2:]
                 assert shown & {f"B-{kind}", f"I-{kind}"}

@@ -54,12 +54,12 @@ def sentences() -> Stream:
     targets = torch.tensor([(1 + 2 * (e // 10)) if w == 0 else 0 for e, n in enumerate(words) for w in range(n)])
     data = Entities(ids["ids"], ids["start"], rows["ids"], rows["start"])
     tasks = ten_each([range(0, 3), range(3, 5), range(5, 7)])
-    return Stream(data, targets, tasks, names, background=0, row_start=rows["start"], positions=rows["ids"])
+    return Stream(data, targets, tasks, names)
 
 
 def row_ids(stream: Stream, example: int) -> list[int]:
-    assert stream.row_start is not None
-    return list(range(int(stream.row_start[example]), int(stream.row_start[example + 1])))
+    assert stream.data.row_start is not None
+    return list(range(int(stream.data.row_start[example]), int(stream.data.row_start[example + 1])))
 
 
 MAKERS = {"text": texts, "token": sentences}
@@ -276,22 +276,3 @@ def test_cat_of_pictures_stacks_them():
     torch.testing.assert_close(both.inputs["pixel_values"], stream.batch(ids(4, 1, 2)).inputs["pixel_values"])
     assert both.targets.tolist() == [0, 1, 0]
     assert both.at is None
-
-
-def test_pick_of_texts_takes_examples_and_pick_of_tokens_takes_rows():
-    stream = texts()
-    stream.begin(stream[0], NO_IDS)
-    picked = stream.batch(ids(0, 1, 2)).pick(ids(2, 0))
-    assert picked.examples.tolist() == picked.rows.tolist() == [2, 0]
-    assert picked.inputs["input_ids"][:, 0].tolist() == [102, 100]
-    assert picked.targets.tolist() == [0, 0]
-    stream = sentences()
-    stream.begin(stream[0], NO_IDS)
-    whole = stream.batch(ids(2, 1))
-    picked = whole.pick(ids(4, 0))
-    assert picked.inputs is whole.inputs
-    assert picked.examples.tolist() == [2, 1]
-    assert picked.rows.tolist() == [row_ids(stream, 1)[1], row_ids(stream, 2)[0]]
-    assert picked.at is not None
-    assert picked.at.tolist() == [[1, 3], [0, 1]]
-    assert picked.targets.tolist() == [0, 1]

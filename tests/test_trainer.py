@@ -36,6 +36,7 @@ class Points:
     """Points of the plane; a view moves a point by nothing."""
 
     modality: Any = "image"
+    row_start = positions = None
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -727,9 +728,7 @@ SCRIPT = (1.0, 2.0, 1.5, 1.7, 3.0, 4.0)
 )
 def test_a_stage_ends_after_so_many_epochs_without_a_better_validation_loss(patience, valid, epochs):
     log: list[Any] = []
-    trainer = trainer_of(
-        Scripted(SCRIPT), epochs=6, early_stop=patience, valid=valid, callbacks={"log": log.append}
-    )
+    trainer = trainer_of(Scripted(SCRIPT), epochs=6, early_stop=patience, valid=valid, callbacks={"log": log.append})
     trainer.run()
     for task in (1, 2):  # the second task starts counting anew
         assert [e["epoch"] for e in log if e["event"] == "epoch" and e["task"] == task] == list(range(epochs))
@@ -737,9 +736,7 @@ def test_a_stage_ends_after_so_many_epochs_without_a_better_validation_loss(pati
 
 
 def test_early_stopping_resumes_exactly():
-    cuts = assert_resumes_exactly(
-        lambda **more: trainer_of(Scripted(SCRIPT), epochs=6, early_stop=2, valid=2, **more)
-    )
+    cuts = assert_resumes_exactly(lambda **more: trainer_of(Scripted(SCRIPT), epochs=6, early_stop=2, valid=2, **more))
     assert {cut.state["at"]["stale"] for cut in cuts} == {0, 1}
 
 

@@ -58,9 +58,7 @@ def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenien
     targets = stream.targets[rows]
     if stream.background is None:
         return {"score": metrics.accuracy(predicted, targets)}
-    assert stream.row_start is not None
-    owner = torch.searchsorted(stream.row_start, rows, right=True) - 1
-    lengths = torch.unique_consecutive(owner, return_counts=True)[1].tolist()
+    lengths = torch.unique_consecutive(stream.owners(rows), return_counts=True)[1].tolist()
     gold, guess = (
         [[stream.names[c] for c in sentence.tolist()] for sentence in classes.split(lengths)]
         for classes in (targets, predicted)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bace import checkpoint
 from bace.config import Config
-from bace.data.benchmarks import Cut, Part, class_names, make_examples, table_targets
+from bace.data.benchmarks import Part, class_names, class_ranges, cut_of, make_examples, table_targets
 from bace.data.entities import Entities
 from bace.data.images import Images
 from bace.data.sources import Table, as_inputs, from_arrays
@@ -122,13 +122,12 @@ class Learner:
         _, inputs = as_inputs(x, modality=self.modality, image_size=self.picture)
         words = [["O"] * len(sentence) for sentence in inputs] if self.modality == "token" else [""] * len(inputs)
         table = Table(self.modality, inputs, words, [])
-        cut = _cut(self.config)
+        cut = cut_of(self.config)
         encoder = self.method.model.encoder
         data, _ = make_examples(self.modality, [table], cut, encoder, self.config.backbone.name)
-        entities = {"row_start": data.row_start, "positions": data.positions} if self.modality == "token" else {}  # type: ignore[attr-defined]
-        rows = len(data.positions) if self.modality == "token" else len(data)  # type: ignore[attr-defined]
         everything = torch.arange(len(data))
-        asked = Stream(data, torch.zeros(rows, dtype=torch.int64), [], self._names(), **entities)
+        rows = len(data) if data.positions is None else len(data.positions)
+        asked = Stream(data, torch.zeros(rows, dtype=torch.int64), [], self._names())
         asked.device = self.method.stream.device
         self.method.eval()
         with asked.licence("prediction", everything):
@@ -205,7 +204,7 @@ class Learner:
         assert self.config is not None
         assert self.modality is not None
         tasks = _tasks(self.tasks, self.modality, [NO_IDS] * len(self.tasks))
-        stream = Stream(_nothing(self.modality), NO_IDS, tasks, self._names(), 0 if self.modality == "token" else None)
+        stream = Stream(_nothing(self.modality), NO_IDS, tasks, self._names())
         self.method = self._method_for(stream, self.config)
         state = {"at": {"task": len(tasks)}, "results": {}, "method": plain, "licences": []}
         Trainer(self.method, stream, self.config).restore(tensors, state)
@@ -241,7 +240,7 @@ class Learner:
 
     def _stream(self, table: Table, part: Part, tasks: list[list[str]], config: Config) -> Stream:
         """Kept examples first, then the new ones; only the new task has a training set (joint methods keep all)."""
-        cut, modality = _cut(config), table.modality
+        cut, modality = cut_of(config), table.modality
         encoder = self.method.model.encoder if self.method else load_backbone(config)
         data, (count,) = make_examples(modality, [table], cut, encoder, config.backbone.name)
         first = 0
@@ -253,18 +252,14 @@ class Learner:
         number = {name: c for c, name in enumerate(names)}
         targets = torch.cat([self._kept_targets, table_targets(table, part, number)])
         train = [*(self._train or [NO_IDS] * (len(tasks) - 1)), torch.arange(first, first + count)]
-        token = modality == "token"
-        entities = {"row_start": data.row_start, "positions": data.positions} if token else {}  # type: ignore[attr-defined]
-        return Stream(
-            data, targets, _tasks(tasks, modality, train), names, background=0 if token else None, **entities
-        )
+        return Stream(data, targets, _tasks(tasks, modality, train), names)
 
     def _keep(self, stream: Stream) -> None:
         """Keep the memory's examples (all, for a method that trains jointly) under new ids, and let go of the rest."""
         assert self.method is not None
         joint = self.method.licence == "past"
         ids = torch.arange(len(stream.data)) if joint else torch.unique(self.method.remembered())
-        rows = ids if stream.row_start is None else stream._rows_of(ids)[0]
+        rows, _ = stream.rows_of(ids)
         self._kept, self._kept_targets = stream.data.take(ids), stream.targets[rows]
         new_id = torch.full((len(stream.data),), -1)
         new_id[ids] = torch.arange(len(ids))
@@ -290,10 +285,6 @@ def _labels(y: Any) -> list[Any]:
     return [value.item() if isinstance(value, Tensor | np.generic) else value for value in values]
 
 
-def _cut(config: Config) -> Cut:
-    return Cut(**{k: v for k, v in config.benchmark.items() if k != "name"})  # type: ignore[arg-type]
-
-
 def _nothing(modality: Modality) -> Examples:
     """No examples: a loaded model needs its stream's outline only."""
     if modality == "image":
@@ -303,12 +294,8 @@ def _nothing(modality: Modality) -> Examples:
 
 
 def _tasks(names: list[list[str]], modality: Modality, train: list[Tensor]) -> list[Task]:
-    tasks, known = [], 0
-    for index, own in enumerate(names):
-        count = len(class_names(modality, [own], first=index == 0))
-        tasks.append(Task(index, f"task {index + 1}", range(known, known + count), train[index], NO_IDS, NO_IDS))
-        known += count
-    return tasks
+    ranges = class_ranges(modality, names)
+    return [Task(t, f"task {t + 1}", ranges[t], train[t], NO_IDS, NO_IDS) for t in range(len(names))]
 
 
 def _user_names(classes: list[str], modality: Modality) -> list[str]:

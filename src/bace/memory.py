@@ -71,11 +71,6 @@ class Memory(ElasticBuffers):
     def __len__(self) -> int:
         return len(self.examples)
 
-    @property
-    def capacity(self) -> float:
-        """Slots in all; endless when the budget is per class."""
-        return math.inf if self.per_class else self.size
-
     def quota(self, groups: int) -> int:
         """Slots per group when `groups` of them are known now (never by how many are to come)."""
         if self.per_class or not self.size:

@@ -121,7 +121,7 @@ class Method(ElasticBuffers):
         return (batch,)
 
     def loss(self, batch: Batch) -> Loss:
-        """A number, or named terms, which are summed and logged; None is a step without gradient."""
+        """A number, or named terms, which are summed and logged; None or no terms: a step without gradient."""
         return F.cross_entropy(self.model(batch).logits, batch.targets)
 
     def before_step(self, batch: Batch) -> None:

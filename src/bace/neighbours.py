@@ -94,9 +94,7 @@ def nearest(
     position[pool] = torch.arange(len(pool), device=device)
 
     def scores(queries: Tensor, part: slice) -> Tensor:  # (queries, part): squared distance less |q|^2
-        result = torch.addmm(
-            pool_squares[part], features[queries], pool_features[part].T, beta=sign, alpha=-2 * sign
-        )
+        result = torch.addmm(pool_squares[part], features[queries], pool_features[part].T, beta=sign, alpha=-2 * sign)
         own = position[queries] - part.start
         here = (own >= 0) & (own < result.shape[1])
         result[here.nonzero().squeeze(1), own[here]] = torch.inf

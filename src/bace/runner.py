@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bace import __version__, checkpoint, metrics
 from bace.config import Config
-from bace.data.benchmarks import Cut, find_benchmark, make_stream
+from bace.data.benchmarks import cut_of, find_benchmark, make_stream
 from bace.data.images import Images
 from bace.errors import CheckpointError, ConfigError, DataError
 from bace.memory import Memory
@@ -83,7 +83,7 @@ def assemble(config: Config) -> tuple[Method, Stream]:
     prepare_torch(config)
     method = make_method(config, benchmark.modality)
     encoder = load_backbone(config)
-    cut = Cut(**{k: v for k, v in config.benchmark.items() if k != "name"})  # type: ignore[arg-type]
+    cut = cut_of(config)
     stream = make_stream(benchmark.parts(cut), cut, encoder, config.backbone.name, config.seed)
     check_memory(config, method, stream)
     attach(method, stream, config, encoder)
@@ -264,9 +264,7 @@ def describe(config: Config, stream: Stream) -> dict[str, Any]:
         },
         "commit": _commit(),
         "threads": torch.get_num_threads(),
-        "tasks": [
-            {"name": task.name, "classes": [stream.names[c] for c in task.classes]} for task in stream
-        ],
+        "tasks": [{"name": task.name, "classes": [stream.names[c] for c in task.classes]} for task in stream],
     }
 
 

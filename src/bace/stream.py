@@ -6,7 +6,7 @@ image, a text, a sentence. For images and texts the two are the same thing and s
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, overload
 
 import torch
@@ -48,13 +48,6 @@ class Batch:
             at,
         )
 
-    def pick(self, rows: Tensor) -> "Batch":  # rows: (picked,) positions in this batch
-        """The same inputs with only these rows asked for (tokens), or only these examples (images, texts)."""
-        if self.at is not None:
-            return replace(self, targets=self.targets[rows], rows=self.rows[rows], at=self.at[rows])
-        inputs = {key: value[rows] for key, value in self.inputs.items()}
-        return Batch(inputs, self.targets[rows], self.examples[rows], self.rows[rows])
-
 
 def _cat_padded(a: Tensor, b: Tensor) -> Tensor:
     if a.ndim == 2 and a.shape[1] != b.shape[1]:  # token ids and masks; what the mask hides may hold any id
@@ -67,6 +60,12 @@ class Examples(Protocol):
     """Raw examples of one modality, turned into batched tensors (data/images.py, texts.py, entities.py)."""
 
     modality: Modality
+
+    @property
+    def row_start(self) -> Tensor | None: ...  # (examples + 1,) first row of each example; None: a row an example
+
+    @property
+    def positions(self) -> Tensor | None: ...  # (rows,) token position of each row in its sentence; tokens only
 
     def __len__(self) -> int: ...
 
@@ -104,9 +103,6 @@ class Stream(Sequence[Task]):
     targets: Tensor  # (rows,) class ids in order of arrival
     tasks: list[Task]
     names: list[str]  # of the classes, in order of arrival; tokens: "O", then "B-type", "I-type"
-    background: int | None = None  # the class shared by all tasks that hides old and future ones (O), tokens only
-    row_start: Tensor | None = None  # (examples + 1,) first row of each example; None: a row an example
-    positions: Tensor | None = None  # (rows,) token position of each row in its sentence; tokens only
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     licences: list[str] = field(default_factory=list)
     _open: Tensor = field(init=False, repr=False)  # (examples,) bool: what may be read now
@@ -132,6 +128,11 @@ class Stream(Sequence[Task]):
         return self.data.modality
 
     @property
+    def background(self) -> int | None:
+        """The class shared by all tasks that hides old and future ones: O, tokens only."""
+        return 0 if self.modality == "token" else None
+
+    @property
     def groups(self) -> Tensor:
         """(classes,) what each class counts as in a memory's quota: itself, or its entity type; -1 for background."""
         if self.background is None:
@@ -145,37 +146,28 @@ class Stream(Sequence[Task]):
         """These examples with all their rows."""
         self.check(examples)
         inputs = self.data.inputs(examples, view, self.device)
-        if self.row_start is None:
-            targets = self.targets[examples]
-            return Batch(inputs, targets.to(self.device), examples, examples)
-        rows, owner = self._rows_of(examples)
-        at = torch.stack([owner, self._positions()[rows]], dim=1)
-        return Batch(inputs, self.targets[rows].to(self.device), examples, rows, at.to(self.device))
+        rows, owner = self.rows_of(examples)
+        return Batch(inputs, self.targets[rows].to(self.device), examples, rows, self._at(owner, rows))
 
     def rows(self, rows: Tensor, *, view: View = None) -> Batch:
         """Exactly these rows, in this order; a sentence that holds several of them is passed once."""
-        if self.row_start is None:
+        if self.data.row_start is None:
             return self.batch(rows, view=view)
-        owner = torch.searchsorted(self.row_start, rows, right=True) - 1
-        examples, inverse = torch.unique(owner, return_inverse=True)
+        examples, inverse = torch.unique(self.owners(rows), return_inverse=True)
         self.check(examples)
-        at = torch.stack([inverse, self._positions()[rows]], dim=1).to(self.device)
         inputs = self.data.inputs(examples, view, self.device)
-        return Batch(inputs, self.targets[rows].to(self.device), examples, rows, at)
+        return Batch(inputs, self.targets[rows].to(self.device), examples, rows, self._at(inverse, rows))
 
     def labels(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) row ids, (rows,) class ids
         """The rows of these examples and their classes, without making inputs."""
         self.check(examples)
-        rows = examples if self.row_start is None else self._rows_of(examples)[0]
+        rows, _ = self.rows_of(examples)
         return rows, self.targets[rows]
 
     def by_group(self, examples: Tensor) -> dict[int, Tensor]:
         """Which of these examples show each group (class or entity type), in their order."""
         self.check(examples)
-        if self.row_start is None:
-            owner, rows = torch.arange(len(examples)), examples
-        else:
-            rows, owner = self._rows_of(examples)
+        rows, owner = self.rows_of(examples)
         groups = self.groups[self.targets[rows]]
         found = sorted(set(groups.tolist()) - {-1})
         return {group: examples[torch.unique(owner[groups == group])] for group in found}
@@ -214,18 +206,26 @@ class Stream(Sequence[Task]):
                 "training declares `licence = 'past'`."
             )
 
-    # -- inside
+    # -- rows and examples
 
-    def _positions(self) -> Tensor:
-        assert self.positions is not None
-        return self.positions
-
-    def _rows_of(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) position of their example
-        assert self.row_start is not None
-        start, count = self.row_start[examples], self.row_start[examples + 1] - self.row_start[examples]
+    def rows_of(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) position of their example
+        """All rows of these examples."""
+        start = self.data.row_start
+        if start is None:
+            return examples, torch.arange(len(examples))
+        first, count = start[examples], start[examples + 1] - start[examples]
         owner = torch.repeat_interleave(torch.arange(len(examples)), count)
-        first = torch.cumsum(count, 0) - count
-        return torch.arange(len(owner)) - first[owner] + start[owner], owner
+        before = torch.cumsum(count, 0) - count
+        return torch.arange(len(owner)) - before[owner] + first[owner], owner
+
+    def owners(self, rows: Tensor) -> Tensor:  # (rows,) ids -> (rows,) examples
+        start = self.data.row_start
+        return rows if start is None else torch.searchsorted(start, rows, right=True) - 1
+
+    def _at(self, owner: Tensor, rows: Tensor) -> Tensor | None:  # (rows, 2)
+        if self.data.positions is None:
+            return None
+        return torch.stack([owner, self.data.positions[rows]], dim=1).to(self.device)
 
     def _check_classes(self) -> None:
         expected = 0

@@ -161,8 +161,8 @@ class Trainer:
         """Loss, gradient, update."""
         method, optimiser = self.method, self.optimiser
         loss = stage.loss(batch)
-        if loss is not None and not (isinstance(loss, dict) and not loss):
-            terms = loss if isinstance(loss, dict) else {"loss": loss}
+        terms = {"loss": loss} if isinstance(loss, Tensor) else loss
+        if terms:
             total = functools.reduce(torch.add, terms.values())
             self.check_finite(total, terms)
             assert optimiser is not None

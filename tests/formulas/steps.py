@@ -1,6 +1,7 @@
 """What the formula tests of whole methods share: a method brought to the first step of a task, what the network was
 passed, and the formulas of the specification in numpy, written without a look at the code under test."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -194,3 +195,11 @@ class Neighbourhood:
 
     def loss(self, logits: Array, neighbours: Array) -> float:
         return float(-np.log(self.mixture(logits, neighbours)).mean())
+
+
+def picked(batch: Batch, rows: Tensor) -> Batch:  # rows: positions in the batch
+    """The same inputs with only these rows asked for (tokens), or only these examples (images, texts)."""
+    if batch.at is not None:
+        return dataclasses.replace(batch, targets=batch.targets[rows], rows=batch.rows[rows], at=batch.at[rows])
+    inputs = {key: value[rows] for key, value in batch.inputs.items()}
+    return Batch(inputs, batch.targets[rows], batch.examples[rows], batch.rows[rows])

@@ -1,7 +1,6 @@
 """Bias correction of the new logits (spec/bace.md section 7 and acceptance test 11)."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,15 +12,6 @@ from torch import Tensor
 
 from bace.bias import correct_bias, fit_bias
 from bace.errors import ConfigError, DataError, TrainingError
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tiny tensors: threads only wait for each other, for seconds where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def sample(rows: int, classes: int, seed: int, scale: float = 2.0) -> tuple[Tensor, Tensor]:

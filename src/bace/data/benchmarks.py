@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bace.config import Config
 from bace.data.digits import load_digits
 from bace.data.entities import tokenize_sentences
 from bace.data.images import Images
@@ -53,6 +54,10 @@ class Cut:
     max_length: int = 128
     input_column: str | None = None
     label_column: str | None = None
+
+
+def cut_of(config: Config) -> Cut:
+    return Cut(**{k: v for k, v in config.benchmark.items() if k != "name"})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -141,21 +146,19 @@ def make_stream(parts: list[Part], cut: Cut, encoder: Encoder, backbone: str, se
     data, pieces = make_examples(modality, tables, cut, encoder, backbone)
     names = class_names(modality, [part.classes for part in parts])
     number = {name: c for c, name in enumerate(names)}
-    tasks, targets, first, known = [], [], 0, 0
+    ranges = class_ranges(modality, [part.classes for part in parts])
+    tasks, targets, first = [], [], 0
     for t, part in enumerate(parts):
         ids = []
         for table, split in ((part.train, pieces[2 * t]), (part.test, pieces[2 * t + 1])):
             targets.append(table_targets(table, part, number))
             ids.append(torch.arange(first, first + split))
             first += split
-        count = len(class_names(modality, [part.classes], first=t == 0))
         # a sentence shows several classes, so sentences are held out as if they were of one
         classes = torch.zeros_like(ids[0]) if modality == "token" else targets[-2]
         train, valid = hold_out(ids[0], classes, cut.val_fraction, generator(seed, "validation", t))
-        tasks.append(Task(t, part.name, range(known, known + count), train, valid, ids[1]))
-        known += count
-    rows = {"row_start": data.row_start, "positions": data.positions} if modality == "token" else {}  # type: ignore[attr-defined]
-    return Stream(data, torch.cat(targets), tasks, names, background=0 if modality == "token" else None, **rows)
+        tasks.append(Task(t, part.name, ranges[t], train, valid, ids[1]))
+    return Stream(data, torch.cat(targets), tasks, names)
 
 
 def make_examples(
@@ -202,12 +205,16 @@ def make_examples(
     return entities, counts
 
 
-def class_names(modality: Modality, classes: list[list[str]], first: bool = True) -> list[str]:
+def class_names(modality: Modality, classes: list[list[str]]) -> list[str]:
     """Class names in order of arrival; for entities O, then B- and I- of each type."""
     flat = [name for own in classes for name in own]
-    if modality != "token":
-        return flat
-    return (["O"] if first else []) + [f"{prefix}-{name}" for name in flat for prefix in "BI"]
+    return ["O", *(f"{prefix}-{name}" for name in flat for prefix in "BI")] if modality == "token" else flat
+
+
+def class_ranges(modality: Modality, classes: list[list[str]]) -> list[range]:
+    """The class ids of each task; O is one of the first's."""
+    ends = [len(class_names(modality, classes[: t + 1])) for t in range(len(classes))]
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def table_targets(table: Table, part: Part, number: dict[str, int]) -> Tensor:  # (rows,)

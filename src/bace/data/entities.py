@@ -14,6 +14,8 @@ class Entities(Texts):
     """Tokenised sentences; `positions` and `row_start` say where each word's first piece is (see Stream)."""
 
     modality: Modality = "token"
+    row_start: Tensor
+    positions: Tensor
 
     def __init__(self, ids: Tensor, start: Tensor, positions: Tensor, row_start: Tensor, pad: int = 0) -> None:
         super().__init__(ids, start, pad)

@@ -24,6 +24,7 @@ class Images:
     """
 
     modality: Modality = "image"
+    row_start = positions = None  # a row an example
 
     def __init__(
         self,

@@ -19,6 +19,8 @@ class Texts:
     """
 
     modality: Modality = "text"
+    row_start: Tensor | None = None  # a row an example
+    positions: Tensor | None = None
 
     def __init__(self, ids: Tensor, start: Tensor, pad: int = 0) -> None:
         self.ids, self.start, self.pad = ids, start, pad

@@ -169,7 +169,7 @@ class BaCE(HoldOut):
             if self.teacher is not None and self.lambda_mse:
                 target = self.peek([replay], self.teacher).logits  # the live teacher on the same view (3.3)
                 terms["match"] = self.lambda_mse * old_logit_mse(old, target, self.mse_reduction)
-        return terms or None  # a batch of O rows alone may have nothing to learn from
+        return terms  # none, for a batch of O rows that has nothing to learn from
 
     def loss_new(self, logits: Tensor, targets: Tensor, near: Near | None, beside: Tensor | None) -> Tensor:
         """Effect_new: mean of -log sum_j W(x_j, x) S(x_j)[y], x itself among the x_j; without neighbours, CE."""
@@ -191,9 +191,7 @@ class BaCE(HoldOut):
             log_old = F.log_softmax(self.peek([batch], self.teacher).logits / self.kl_tau, 1)
 
         def kl(rows: Tensor, mode: Literal["slice", "renorm"]) -> Tensor:
-            return distillation(
-                logits[rows], log_old[rows], mode=mode, tau=self.kl_tau, reduction=self.kl_reduction
-            )
+            return distillation(logits[rows], log_old[rows], mode=mode, tau=self.kl_tau, reduction=self.kl_reduction)
 
         if self.stream.background is None:
             return kl(own, self.kl_mode)
@@ -249,4 +247,4 @@ class BaCE(HoldOut):
     def predict(self, batch: Batch) -> Tensor:
         A, B, start = self.bias.tolist()
         logits = super().predict(batch)
-        return correct_bias(logits, range(int(start), logits.shape[1]), A, B) if (A, B) != (1.0, 0.0) else logits
+        return correct_bias(logits, range(int(start), logits.shape[1]), A, B)
