@@ -17,36 +17,44 @@ CHANCE_DRAWS = 5  # random heads that make up "chance" in forward transfer
 
 def evaluate_seen(method: Method, task: Task, *, lenient: bool = False) -> tuple[list[float], dict[str, Any]]:
     """The score of every task up to `task`, without telling the method which task an example is from; and the details:
-    entity scores, or accuracy over all examples and per class, with the confusion matrix after the last task."""
+    entity scores, or accuracy over all examples and per class, with the confusion matrix after the last task; and the
+    scores by each of the method's other scorers."""
     stream = method.stream
     details, truths, guesses = [], [], []
+    others: dict[str, list[float]] = {scorer: [] for scorer in method.scorers}
     for earlier in stream[: task.index + 1]:
         with stream.licence("evaluation", earlier.test):
             rows, predicted = predict(method, earlier.test)
+            for scorer, scores in others.items():
+                other = predict(method, earlier.test, scorer)[1]
+                scores.append(score(stream, earlier, rows, other, lenient=lenient)["score"])
         details.append(score(stream, earlier, rows, predicted, lenient=lenient))
         truths.append(stream.targets[rows])
         guesses.append(predicted)
     row = [detail.pop("score") for detail in details]
     if stream.background is not None:
-        return row, {"scores": details}
+        return row, {"scores": details, "scorers": others}
     truth, guess, classes = torch.cat(truths), torch.cat(guesses), task.classes.stop
     detail: dict[str, Any] = {
         "sample_accuracy": metrics.accuracy(guess, truth),
         "per_class": metrics.per_class_accuracy(guess, truth, classes),
+        "scorers": others,
     }
     if task.index == len(stream) - 1:
         detail["confusion"] = metrics.confusion_matrix(guess, truth, classes).tolist()
     return row, detail
 
 
-def predict(method: Method, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) predicted classes
+def predict(
+    method: Method, examples: Tensor, scorer: str | None = None
+) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) predicted classes
     """Predicted classes of all rows of these examples, among all classes seen so far."""
     method.eval()
     rows, predicted = [], []
     for part in examples.split(method.training_settings.eval_batch_size):
         batch = method.stream.batch(part)
         rows.append(batch.rows)
-        predicted.append(method.predict(batch).argmax(1).cpu())
+        predicted.append(method.predict(batch, scorer).argmax(1).cpu())
     return torch.cat(rows), torch.cat(predicted)
 
 

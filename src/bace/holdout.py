@@ -1,6 +1,7 @@
 """Methods that keep a part of their memory out of training, to fit something on it afterwards."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +21,8 @@ class HoldOut(Method):
     uses_memory = True
     holds_out: bool = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)  # of what a subclass is besides
         self.held = Memory()
 
     def build(self, model: Model) -> Model:

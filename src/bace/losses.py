@@ -31,6 +31,25 @@ def distillation(
     return total / (len(student) * (old if reduction == "mean" else 1))
 
 
+def soft_cross_entropy(
+    student: Tensor,  # (rows, classes) logits
+    teacher: Tensor,  # (rows, classes) logits, of the same classes
+    tau: float = 1.0,
+) -> Tensor:  # ()
+    """KD(z, z'; T): mean over rows of -sum_c softmax(z'/T)_c log softmax(z/T)_c, without a factor T^2.
+
+    The gradient is that of KL(teacher || student); the value is larger by the teacher's entropy."""
+    return -(F.softmax(teacher.detach() / tau, 1) * F.log_softmax(student / tau, 1)).sum(1).mean()
+
+
+def feature_cosine(
+    student: Tensor,  # (rows, width)
+    teacher: Tensor,  # (rows, width)
+) -> Tensor:  # ()
+    """Mean over rows of 1 - cos(h, h'): the direction of a feature is kept, its length is free (LUCIR, PODNet)."""
+    return (1 - F.cosine_similarity(student, teacher.detach(), dim=-1)).mean()
+
+
 def mixture_nll(
     log_anchor: Tensor,  # (rows,) log S(x)[y] of the anchors
     log_neighbours: Tensor,  # (rows, K) log S(x_j)[y] of their neighbours, for the anchor's label

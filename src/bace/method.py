@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from bace.config import Training
 from bace.memory import ElasticBuffers, Memory, herd
-from bace.models.model import Model, Output
+from bace.models.heads import imprint
+from bace.models.model import Model, Output, frozen_copy
 from bace.randomness import derive, generator
 from bace.stream import Batch, Modality, Stream, Task
 
@@ -62,9 +63,25 @@ class Stage:
     parameters: Callable[[], Iterable[nn.Parameter]] | None = None  # default: all of the module's
     augment: bool = True  # random views; otherwise clean ones
     optimise: bool = True  # False: a stage without gradients
-    lr: float | None = None  # default: the run's
+    lr: float | None = None  # default: the run's, as for the optimiser, momentum and schedule
+    optimiser: Literal["sgd", "adamw"] | None = None
+    momentum: float | None = None
+    schedule: Callable[[float], float] | None = None  # epochs done (a fraction too) -> factor of the learning rate
     structure: Callable[[], None] | None = None
     prepare: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """What docs/methods.md says of a method, beside what its code says.
+
+    Costs are per step, for b new and m replayed examples: F a forward pass, B a backward pass (about 2F)."""
+
+    mechanism: str
+    cost: str
+    o_rows: str  # entities: what is done with words labelled O; or why the method refuses tokens
+    stages: tuple[str, ...] = ("main",)  # of a task after the first
+    reading: str = ""  # what was decided where the originals disagree or are silent
 
 
 class Method(ElasticBuffers):
@@ -77,17 +94,25 @@ class Method(ElasticBuffers):
 
     title: ClassVar[str]  # as the paper names it; default: the class's name
     paper: ClassVar[str] = ""
+    card: ClassVar[Card | None] = None
     modalities: ClassVar[frozenset[Modality]] = frozenset(("image", "text", "token"))
     uses_memory: ClassVar[bool] = False
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
-    growing_head: ClassVar[bool] = True  # one head with a column per class: forward transfer can be measured
+    growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
+    keeps_teacher: ClassVar[bool] = False  # from the second task on `teacher` is the network as the last task left it
+    scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
 
     model: Model
+    teacher: Model | None
     memory: Memory
     stream: Stream
     now: Now
     training_settings: Training
     fresh_model: Callable[[], Model]  # the pre-trained start again
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -108,6 +133,8 @@ class Method(ElasticBuffers):
 
         Replayed on resume to make the shapes, which are then filled with the saved values: it must depend on nothing
         but the task and the shapes before it."""
+        if self.keeps_teacher and task.index:
+            self.teacher = frozen_copy(self.model)  # before the head grows: old classes only
         self.model.head.grow(len(task.classes), generator(self.now.seed, "head", task.index))
 
     def stages(self, task: Task) -> list[Stage]:
@@ -135,8 +162,9 @@ class Method(ElasticBuffers):
         if self.uses_memory:
             self.remember(task)
 
-    def predict(self, batch: Batch) -> Tensor:  # (rows, seen)
-        """Scores of all classes seen so far. The method chooses its own grad mode."""
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
+        """Scores of all classes seen so far, by the method's own rule or by one of its `scorers`. The method chooses
+        its own grad mode."""
         with torch.inference_mode():
             out: Output = self.model(batch)
         return out.logits
@@ -208,6 +236,13 @@ class Method(ElasticBuffers):
             taken[chosen[group]] = True
         return chosen
 
+    def imprint(self, task: Task) -> None:
+        """Make the task's head rows from data: the mean features of their classes (bace.md 1.4)."""
+        head, trained = self.model.head, self.trained(task)
+        old_rows = head.weight.detach().cpu()[: task.classes.start]
+        rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)
+        head.blocks[-1].data.copy_(rows)
+
     def memories(self) -> list[Memory]:
         return [module for module in self.modules() if isinstance(module, Memory)]
 
@@ -228,7 +263,7 @@ class Method(ElasticBuffers):
         if was_training:
             model.eval()
         with torch.inference_mode():
-            features, logits = zip(*(model(batch) for batch in batches), strict=True)
+            features, logits, _ = zip(*(model(batch) for batch in batches), strict=True)
         if was_training:
             model.train()
         # concatenating outside of inference mode makes ordinary tensors, which a loss may take

@@ -93,8 +93,9 @@ def assemble(config: Config) -> tuple[Method, Stream]:
 def make_method(config: Config, modality: str) -> Method:
     found = find_method(str(config.method["name"]))
     if modality not in found.modalities:
+        why = f" ({found.card.o_rows})" if found.card and modality == "token" else ""
         raise ConfigError(
-            f"{found.title} is not defined for {modality} data: it works on {', '.join(sorted(found.modalities))}"
+            f"{found.title} is not defined for {modality} data{why}: it works on {', '.join(sorted(found.modalities))}"
         )
     return found(**{k: v for k, v in config.method.items() if k != "name"})
 
@@ -238,6 +239,9 @@ def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
     numbers["seconds"] = round(results.seconds, 3)
     numbers["licences"] = stream.licences  # what was read beside the task's own examples and the memory
     numbers["score"] = "accuracy" if stream.background is None else "macro F1"
+    if last["scorers"]:
+        by_scorer = {name: [detail["scorers"][name] for detail in results.details] for name in last["scorers"]}
+        numbers["scorers"] = {name: metrics.summary(matrix) for name, matrix in by_scorer.items()}
     if "confusion" in last:
         numbers["confusion"] = {"classes": stream.names, "counts": last["confusion"]}
     if "per_class" in last:

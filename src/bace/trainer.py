@@ -19,7 +19,6 @@ from bace.config import Config
 from bace.errors import CheckpointError, TrainingError
 from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
-from bace.models.heads import imprint
 from bace.randomness import derive, seed_dropout
 from bace.stream import Stream, Task
 
@@ -100,7 +99,7 @@ class Trainer:
             method.before_task(task)
             method.grow(task)
             if self.config.head.head_init == "imprint" and method.growing_head:
-                self.imprint_head(task)
+                method.imprint(task)
             at.phase = "train"
         if at.phase == "train":
             stages = method.stages(task)
@@ -194,15 +193,6 @@ class Trainer:
             self.results.chance.append(found["chance"])
             self.log({"event": "transfer", "task": task.index + 1, **found})
 
-    def imprint_head(self, task: Task) -> None:
-        """`head_init = imprint`: the new rows start as the mean features of their classes (bace.md 1.4)."""
-        head = self.method.model.head
-        trained = self.method.trained(task)
-        targets = self.stream.labels(trained)[1]
-        old_rows = head.weight.detach().cpu()[: task.classes.start]
-        rows = imprint(self.method.outputs(trained).features, targets, task.classes, old_rows)
-        head.blocks[-1].data.copy_(rows)
-
     def converged(self, stage: Stage) -> bool:
         """Early stopping on the validation loss; off unless `train.early_stop` is set."""
         valid = self.stream[self.at.task].valid
@@ -231,11 +221,13 @@ class Trainer:
                 groups.setdefault((rate, decay), []).append(p)
         if not groups:
             raise TrainingError(f"stage '{stage.name}' of {type(self.method).__name__} has no trainable parameter")
+        kind = stage.optimiser or train.optimiser
+        momentum = train.momentum if stage.momentum is None else stage.momentum
         # fused: one kernel instead of a Python loop over parameters
         options = [{"params": ps, "lr": r, "base_lr": r, "weight_decay": d} for (r, d), ps in groups.items()]
         optimiser: torch.optim.Optimizer
-        if train.optimiser == "sgd":
-            optimiser = torch.optim.SGD(options, lr=lr, momentum=train.momentum, fused=True)
+        if kind == "sgd":
+            optimiser = torch.optim.SGD(options, lr=lr, momentum=momentum, fused=True)
         else:
             optimiser = torch.optim.AdamW(options, lr=lr, fused=True)
         for p in parameters:
@@ -244,17 +236,20 @@ class Trainer:
                 optimiser.state[p] = {slot: value.to(p.device) for slot, value in slots.items()}
             elif not train.reset_optimiser and self.optimiser is not None and p in self.optimiser.state:
                 optimiser.state[p] = self.optimiser.state[p]
-            elif train.optimiser == "sgd" and train.momentum and p.requires_grad:
+            elif kind == "sgd" and momentum and p.requires_grad:
                 # what the first step would make; fused SGD cannot take some parameters with and some without
                 optimiser.state[p] = {"momentum_buffer": torch.zeros_like(p)}
         return optimiser
 
     def set_learning_rate(self, stage: Stage, progress: float) -> None:
-        factor = {
-            "constant": 1.0,
-            "linear": 1.0 - progress,
-            "cosine": 0.5 * (1.0 + float(torch.cos(torch.tensor(torch.pi * progress)))),
-        }[self.config.train.schedule]
+        if stage.schedule:
+            factor = stage.schedule(progress * stage.epochs)
+        else:
+            factor = {
+                "constant": 1.0,
+                "linear": 1.0 - progress,
+                "cosine": 0.5 * (1.0 + float(torch.cos(torch.tensor(torch.pi * progress)))),
+            }[self.config.train.schedule]
         self.method.now.lr = (self.config.train.lr if stage.lr is None else stage.lr) * factor
         for group in self.optimiser.param_groups if self.optimiser else ():
             group["lr"] = group["base_lr"] * factor

@@ -183,7 +183,7 @@ def test_er_sums_or_joins_the_means_of_new_and_replayed_rows(tiny: Any, modality
         else:
             m = len(both) - n
             assert m > 0
-            assert loss.item() == pytest.approx((n * new + m * old) / (n + m), rel=1e-5)
+            assert loss["new"].item() == pytest.approx((n * new + m * old) / (n + m), rel=1e-5)
         values[reduction] = (new, old)
     assert values["sum"] == values["joint"]
 

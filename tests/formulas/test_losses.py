@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from steps import Array, array, kl_renorm, kl_slice, softmax
 from torch import Tensor
 
-from bace.losses import distillation, mixture_nll, neighbour_log_weights, old_logit_mse
+from bace.losses import (
+    distillation,
+    feature_cosine,
+    mixture_nll,
+    neighbour_log_weights,
+    old_logit_mse,
+    soft_cross_entropy,
+)
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
@@ -261,3 +268,32 @@ def test_logit_matching_looks_at_old_columns_and_reduces_as_it_says() -> None:
     teacher = torch.tensor([[0.0, 0.0], [2.0, 2.0]])  # differences squared: 1, 4 and 4, 9
     assert float(old_logit_mse(student, teacher)) == 18 / 4
     assert float(old_logit_mse(student, teacher, "sum")) == 18 / 2
+
+
+# -- distillation in the cross-entropy form (methods.md section 1) and of feature directions (LUCIR)
+
+
+@pytest.mark.parametrize("tau", [1.0, 2.0, 5.0])
+def test_soft_cross_entropy_is_the_kl_plus_the_teachers_entropy(tau: float) -> None:
+    student, teacher = normal(6, 4, seed=4), normal(6, 4, seed=5)
+    p = softmax(array(teacher) / tau)
+    entropy = -(p * np.log(p)).sum(1).mean()
+    expected = kl_renorm(array(student), array(teacher), tau).mean() + entropy
+    assert soft_cross_entropy(student, teacher, tau).item() == pytest.approx(expected, rel=1e-12)
+    assert soft_cross_entropy(teacher, teacher, tau).item() == pytest.approx(entropy, rel=1e-12)  # its least value
+
+
+def test_soft_cross_entropy_teaches_the_student_alone() -> None:
+    student, teacher = normal(6, 4, seed=4).requires_grad_(), normal(6, 4, seed=5).requires_grad_()
+    soft_cross_entropy(student, teacher, 2.0).backward()
+    assert teacher.grad is None
+    assert student.grad is not None
+    expected = difference_quotient(lambda z: kl_renorm(z, array(teacher), 2.0).mean(), array(student))
+    np.testing.assert_allclose(array(student.grad), expected, atol=1e-8)
+
+
+def test_feature_cosine_ignores_length_and_counts_the_angle() -> None:
+    h = torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+    teacher = torch.tensor([[7.0, 0.0], [5.0, 0.0], [-2.0, -2.0]])  # cosines 1, 0, -1
+    assert feature_cosine(h, teacher).item() == pytest.approx((0 + 1 + 2) / 3, abs=1e-6)
+    assert feature_cosine(h, 4 * h).item() == pytest.approx(0, abs=1e-6)

@@ -15,8 +15,8 @@ from bace.bias import correct_bias, fit_bias
 from bace.errors import ConfigError
 from bace.holdout import HoldOut
 from bace.losses import distillation, mixture_nll, neighbour_log_weights, old_logit_mse
-from bace.method import Loss, Stage
-from bace.models.model import Model, average_into, frozen_copy
+from bace.method import Card, Loss, Stage
+from bace.models.model import average_into, frozen_copy
 from bace.neighbours import Near, NeighbourTable, nearest, random_neighbours
 from bace.stream import NO_IDS, Batch, Task
 
@@ -51,6 +51,12 @@ class BaCE(HoldOut):
 
     title = "BaCE"
     paper = "Zheng et al., Balancing the Causal Effects in Class-Incremental Learning, 2024"
+    card = Card(
+        mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
+        cost="1F+1B on b+m, 1F on at most K b neighbours, teacher 1F on m and once an epoch on the task",
+        o_rows="no anchors and no neighbours; distilled over all columns cut to the old ones",
+        reading="docs/bace.md",
+    )
 
     def __init__(
         self,
@@ -90,7 +96,6 @@ class BaCE(HoldOut):
             )
         if not 0 <= W0 <= 1 or not 0 <= beta <= 1:
             raise ConfigError(f"BaCE: W0 ({W0}) and beta ({beta}) must lie between 0 and 1")
-        self.teacher: Model | None = None
         self.holds_out = bias_correction
         # tables of an epoch, made again by before_epoch, so they are in no checkpoint
         self.table: NeighbourTable | None = None
@@ -244,7 +249,7 @@ class BaCE(HoldOut):
             A, B = fit_bias(logits, targets, task.classes, solver=self.bic_solver)
             self.bias.copy_(torch.tensor([A, B, float(task.classes.start)]))
 
-    def predict(self, batch: Batch) -> Tensor:
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         A, B, start = self.bias.tolist()
         logits = super().predict(batch)
         return correct_bias(logits, range(int(start), logits.shape[1]), A, B)

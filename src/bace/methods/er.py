@@ -4,8 +4,9 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from bace.method import Loss, Method, Stage
+from bace.method import Card, Loss, Method, Stage
 from bace.stream import Batch, Task
 
 
@@ -21,6 +22,12 @@ class ER(Method):
     title = "ER"
     paper = "Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019"
     uses_memory = True
+    card = Card(
+        mechanism="replay",
+        cost="1F+1B on b+m",
+        o_rows="class 0 under cross-entropy; a replayed sentence keeps its own task's labels",
+        reading="herded memory, a separate batch from it, sum of two means (`mode`, `reduction`: the other ways)",
+    )
 
     def __init__(self, mode: Literal["batch", "concat"] = "batch", reduction: Literal["sum", "joint"] = "sum") -> None:
         super().__init__()
@@ -29,14 +36,22 @@ class ER(Method):
     def stages(self, task: Task) -> list[Stage]:
         if self.mode == "batch":
             return [self.stage(task)]
-        union = torch.cat([task.train, self.memory.examples])
+        union = torch.cat([self.trained(task), self.memory.examples])
         return [self.stage(task, batch_size=self.batch_size, examples=lambda: union)]
 
     def loss(self, batch: Batch) -> Loss:
-        replay = self.replay() if self.mode == "batch" else None
-        both = Batch.cat(batch, replay)
-        logits = self.model(both).logits
-        if replay is None or self.reduction == "joint":
-            return F.cross_entropy(logits, both.targets)
-        new, old = logits.split([len(batch), len(replay)])
-        return {"new": F.cross_entropy(new, batch.targets), "replay": F.cross_entropy(old, replay.targets)}
+        both = self.with_replay(batch)
+        return self.cross_entropy(self.model(both).logits, both.targets, len(batch))
+
+    def with_replay(self, batch: Batch) -> Batch:
+        """The batch, and behind it the examples replayed with it."""
+        return Batch.cat(batch, self.replay() if self.mode == "batch" else None)
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
+        """Of the first `new` rows, and of the replayed ones behind them."""
+        if new == len(targets) or self.reduction == "joint":
+            return {"new": F.cross_entropy(logits, targets)}
+        return {
+            "new": F.cross_entropy(logits[:new], targets[:new]),
+            "replay": F.cross_entropy(logits[new:], targets[new:]),
+        }

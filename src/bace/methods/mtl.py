@@ -2,7 +2,7 @@
 
 import torch
 
-from bace.method import Method, Stage
+from bace.method import Card, Method, Stage
 from bace.stream import Task
 
 
@@ -18,6 +18,12 @@ class MTL(Method):
     title = "MTL"
     paper = "joint (multi-task) training; the standard upper bound, no single origin"
     licence = "past"
+    card = Card(
+        mechanism="joint training on all data so far",
+        cost="1F+1B on b, over all tasks' data",
+        o_rows="class 0 under cross-entropy",
+        reading="from the pre-trained weights at every task, with one task's epochs",
+    )
 
     def __init__(self, only_last: bool = False) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.method import Method
+from bace.method import Card, Method
 from bace.stream import Batch
 
 
@@ -19,6 +19,12 @@ class SEQ(Method):
 
     title = "SEQ"
     paper = "sequential fine-tuning; the standard lower bound, no single origin"
+    card = Card(
+        mechanism="none: fine-tuning",
+        cost="1F+1B on b",
+        o_rows="class 0 under cross-entropy",
+        reading="the soft-max spans all seen classes (`span=new`: only the new ones)",
+    )
 
     def __init__(self, span: Literal["seen", "new"] = "seen") -> None:
         super().__init__()

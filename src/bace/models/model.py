@@ -17,6 +17,7 @@ class Output(NamedTuple):
 
     features: Tensor  # (rows, width)
     logits: Tensor  # (rows, classes)
+    taps: tuple[Tensor, ...] = ()  # (examples, tokens, width) for each block, if asked for
 
 
 class Model(nn.Module):
@@ -27,24 +28,28 @@ class Model(nn.Module):
         self.encoder, self.head, self.precision = encoder, head, precision
         self.has_dropout = any(_is_random(module) for module in encoder.modules())
 
-    def forward(self, batch: Batch, *, name: str = "main") -> Output:
-        """One pass. `name` says which of a step's passes this is: each has its own dropout, whatever ran before."""
+    def forward(self, batch: Batch, *, name: str = "main", taps: bool = False) -> Output:
+        """One pass. `name` says which of a step's passes this is: each has its own dropout, whatever ran before.
+        `taps` asks for what each block put out, before the final LayerNorm."""
         if not (self.training and self.has_dropout):
-            features = self._features(batch)
+            features, tapped = self._features(batch, taps)
         else:
             seed = torch.default_generator.initial_seed()  # set by the trainer for this step
             seed_dropout(derive(seed, name))
-            features = self._features(batch)
+            features, tapped = self._features(batch, taps)
             seed_dropout(seed)
-        return Output(features, self.head(features))
+        return Output(features, self.head(features), tapped)
 
-    def _features(self, batch: Batch) -> Tensor:  # (rows, width)
+    def _features(self, batch: Batch, taps: bool) -> tuple[Tensor, tuple[Tensor, ...]]:  # (rows, width), taps
         # every pass of the encoder has the same precision; head and losses are computed in full
         with torch.autocast(batch.targets.device.type, self.precision, enabled=self.precision != torch.float32):
-            hidden: Tensor = self.encoder(batch.inputs)  # (examples, tokens, width)
+            # (examples, tokens, width)
+            hidden, tapped = self.encoder(batch.inputs, taps=True) if taps else (self.encoder(batch.inputs), ())
         # the class token, or the tokens that are asked for
         features = hidden[:, 0] if batch.at is None else hidden[batch.at[:, 0], batch.at[:, 1]]
-        return features if self.precision == torch.float32 else features.float()
+        if self.precision == torch.float32:
+            return features, tuple(tapped)
+        return features.float(), tuple(tap.float() for tap in tapped)
 
 
 def _is_random(module: nn.Module) -> bool:

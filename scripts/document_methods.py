@@ -1,0 +1,73 @@
+"""Write docs/methods.md from the methods' cards and from the first lines of their formula tests.
+
+python scripts/document_methods.py
+"""
+
+import ast
+from pathlib import Path
+
+from bace.method import Method
+from bace.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+COLUMNS = ("method", "paper", "mechanism", "memory", "stages", "modalities", "cost per step", "O rows", "reading")
+HEADER = """# Methods
+
+Made by `python scripts/document_methods.py` from the methods' cards and the docstrings of their formula tests; a test
+fails if it is not up to date. `bace list methods --json` gives the hyper-parameters.
+
+Cost: b new and m replayed examples a step, F a forward pass, B a backward pass (about 2F). *Reading* is what was decided
+where the originals disagree or are silent. *O rows*: what is done with words labelled O (entities), which may be entities
+of other tasks, or why a method refuses tokens.
+"""
+
+
+def table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
+    lines = [columns, tuple("---" for _ in columns), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
+
+
+def described(method: type[Method]) -> list[str]:
+    card = method.card
+    assert card is not None, f"{method.title} has no card"
+    return [
+        f"**{method.title}**",
+        method.paper,
+        card.mechanism,
+        "yes" if method.uses_memory else "no",
+        ", ".join(card.stages),
+        ", ".join(sorted(method.modalities)),
+        card.cost,
+        card.o_rows,
+        card.reading,
+    ]
+
+
+def verified(method: type[Method]) -> list[str]:
+    """The docstring of the method's formula tests, and how many there are."""
+    path = next(
+        path
+        for name in (method.__module__.rpartition(".")[2], "baselines")
+        if (path := ROOT / "tests" / "formulas" / f"test_{name}.py").exists()
+    )
+    tree = ast.parse(path.read_text())
+    tests = sum(isinstance(node, ast.FunctionDef) and node.name.startswith("test_") for node in tree.body)
+    said = " ".join((ast.get_docstring(tree) or "").split())
+    return [f"**{method.title}**", said, f"[{tests}](../tests/formulas/{path.name})"]
+
+
+def document() -> str:
+    return "\n".join(
+        [
+            HEADER,
+            table(COLUMNS, [described(method) for method in METHODS]),
+            "## What is verified, and how\n",
+            "Beside these every method passes the conformance suite (`tests/checks.py`) on each of its modalities, and a\n"
+            "sanity band on the embedded digits (`tests/golden/`).\n",
+            table(("method", "established by", "formula tests"), [verified(method) for method in METHODS]),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "methods.md").write_text(document())
