@@ -16,9 +16,9 @@ HEADER = """# Methods
 Made by `python scripts/document_methods.py` from the methods' cards and the docstrings of their formula tests; a test
 fails if it is not up to date. `bace list methods --json` gives the hyper-parameters.
 
-Cost: b new and m replayed examples a step, F a forward pass, B a backward pass (about 2F). *Reading* is what was decided
-where the originals disagree or are silent. *O rows*: what is done with words labelled O (entities), which may be entities
-of other tasks, or why a method refuses tokens.
+Cost: b new and m replayed examples a step, F a forward pass, B a backward pass (about 2F). *Reading* is what was
+decided where the originals disagree or are silent. *O rows*: what is done with words labelled O (entities), which may
+be entities of other tasks, or why a method refuses tokens.
 """
 
 
@@ -62,8 +62,8 @@ def document() -> str:
             HEADER,
             table(COLUMNS, [described(method) for method in METHODS]),
             "## What is verified, and how\n",
-            "Beside these every method passes the conformance suite (`tests/checks.py`) on each of its modalities, and a\n"
-            "sanity band on the embedded digits (`tests/golden/`).\n",
+            "Beside these every method passes the conformance suite (`tests/checks.py`) on each of its modalities, and\n"
+            "a sanity band on the embedded digits (`tests/golden/`).\n",
             table(("method", "established by", "formula tests"), [verified(method) for method in METHODS]),
         ]
     )
