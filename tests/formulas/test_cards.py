@@ -1,0 +1,14 @@
+"""The cards of docs/methods.md against the methods."""
+
+from typing import Any
+
+import pytest
+from steps import at_task
+
+from bace.methods import METHODS
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.title)
+def test_a_card_names_the_stages_of_a_later_task(tiny: Any, method: Any) -> None:
+    learned = at_task(tiny, "image", {"name": method.title})
+    assert tuple(stage.name for stage in learned.stages(learned.stream[1])) == method.card.stages
