@@ -241,7 +241,7 @@ class Method(ElasticBuffers):
         head, trained = self.model.head, self.trained(task)
         old_rows = head.weight.detach().cpu()[: task.classes.start]
         rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)
-        head.blocks[-1].data.copy_(rows)
+        head.imprint(rows)
 
     def memories(self) -> list[Memory]:
         return [module for module in self.modules() if isinstance(module, Memory)]
@@ -256,18 +256,19 @@ class Method(ElasticBuffers):
         out = self.peek((self.stream.batch(part, view=view) for part in parts), model)
         return Output(out.features.cpu(), out.logits.cpu())
 
-    def peek(self, batches: Iterable[Batch], model: Model | None = None) -> Output:
-        """Features and logits without gradient and in eval mode; a model in training is put back as it was."""
+    def peek(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
+        """Features, logits and (texts: of batches of one length) taps without gradient and in eval mode; a model in
+        training is put back as it was."""
         model = model or self.model
         was_training = model.training
         if was_training:
             model.eval()
         with torch.inference_mode():
-            features, logits, _ = zip(*(model(batch) for batch in batches), strict=True)
+            features, logits, tapped = zip(*(model(batch, taps=taps) for batch in batches), strict=True)
         if was_training:
             model.train()
         # concatenating outside of inference mode makes ordinary tensors, which a loss may take
-        return Output(torch.cat(features), torch.cat(logits))
+        return Output(torch.cat(features), torch.cat(logits), tuple(map(torch.cat, zip(*tapped, strict=True))))
 
     # -- the constructor is the configuration
 

@@ -234,7 +234,7 @@ class Trainer:
             slots = self.saved_optimiser_slots(names.get(id(p), ""))
             if slots:
                 optimiser.state[p] = {slot: value.to(p.device) for slot, value in slots.items()}
-            elif not train.reset_optimiser and self.optimiser is not None and p in self.optimiser.state:
+            elif not train.reset_optimiser and type(self.optimiser) is type(optimiser) and p in self.optimiser.state:
                 optimiser.state[p] = self.optimiser.state[p]
             elif kind == "sgd" and momentum and p.requires_grad:
                 # what the first step would make; fused SGD cannot take some parameters with and some without

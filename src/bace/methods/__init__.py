@@ -5,11 +5,14 @@ import importlib
 from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.bace import BaCE
+from bace.methods.dde import DDE
 from bace.methods.er import ER
+from bace.methods.lucir import LUCIR
 from bace.methods.mtl import MTL
+from bace.methods.podnet import PODNet
 from bace.methods.seq import SEQ
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, LUCIR, DDE, PODNet, BaCE]
 
 
 def find_method(name: str) -> type[Method]:

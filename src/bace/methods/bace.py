@@ -14,7 +14,7 @@ from torch import Tensor
 from bace.bias import correct_bias, fit_bias
 from bace.errors import ConfigError
 from bace.holdout import HoldOut
-from bace.losses import distillation, mixture_nll, neighbour_log_weights, old_logit_mse
+from bace.losses import distillation, mixture, mixture_nll, neighbour_log_weights, old_logit_mse
 from bace.method import Card, Loss, Stage
 from bace.models.model import average_into, frozen_copy
 from bace.neighbours import Near, NeighbourTable, nearest, random_neighbours
@@ -184,9 +184,7 @@ class BaCE(HoldOut):
             log_anchor = F.log_softmax(logits, 1).gather(1, targets[:, None])[:, 0]
             log_beside = F.log_softmax(beside, 1)[near.position, targets[:, None]]
             return mixture_nll(log_anchor, log_beside, near.log_weight_anchor, near.log_weights)
-        mixed = near.log_weights.exp()[:, :, None] * F.softmax(beside, 1)[near.position]  # (rows, K, classes)
-        mixed = near.log_weight_anchor.exp()[:, None] * F.softmax(logits, 1) + mixed.sum(1)
-        return F.nll_loss(mixed.log(), targets)
+        return F.nll_loss(mixture(logits, beside, near).log(), targets)
 
     def loss_distil(self, logits: Tensor, batch: Batch, own: Tensor) -> Tensor:
         """Effect_old on new data: KL(teacher || student) over the old classes."""

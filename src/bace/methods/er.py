@@ -48,10 +48,10 @@ class ER(Method):
         return Batch.cat(batch, self.replay() if self.mode == "batch" else None)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
-        """Of the first `new` rows, and of the replayed ones behind them."""
-        if new == len(targets) or self.reduction == "joint":
-            return {"new": F.cross_entropy(logits, targets)}
-        return {
-            "new": F.cross_entropy(logits[:new], targets[:new]),
-            "replay": F.cross_entropy(logits[new:], targets[new:]),
-        }
+        """Of the first `new` rows, and of the replayed ones behind them; what has no rows has no term."""
+        parts = {"new": slice(new), "replay": slice(new, None)} if self.reduction == "sum" else {"new": slice(None)}
+        return {name: self.criterion(logits[part], targets[part]) for name, part in parts.items() if len(targets[part])}
+
+    def criterion(self, logits: Tensor, targets: Tensor) -> Tensor:  # (rows, classes), (rows,) -> ()
+        """The classification loss: a mean over rows."""
+        return F.cross_entropy(logits, targets)

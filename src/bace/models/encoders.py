@@ -187,6 +187,15 @@ class ImageEncoder(Encoder):
             )
         return self._embed(pixels), None
 
+    def patch_map(
+        self,
+        hidden: Tensor,  # (examples, tokens, width)
+        inputs: dict[str, Tensor],
+    ) -> Tensor:  # (examples, width, height, width of the grid)
+        """The patches where they lie; what stands before them (class token, distillation token) is left out."""
+        height, width = (side // self.patch for side in inputs["pixel_values"].shape[2:])
+        return hidden[:, -height * width :].transpose(1, 2).reshape(len(hidden), -1, height, width)
+
     def _embed(self, pixels: Tensor) -> Tensor:
         # At the table's own size this is the table itself.
         return cast(Tensor, self.embeddings(pixels, interpolate_pos_encoding=True))
