@@ -58,6 +58,9 @@ def begin(trainer: Trainer, task: int) -> None:
     method.grow(current)
     stage = method.stages(current)[0]
     trainer.set_stage(stage.name)
+    for make_ready in (stage.structure, stage.prepare):
+        if make_ready:
+            make_ready()
     method.eval()
     method.before_epoch(stage)
     stage.module().train()

@@ -5,11 +5,14 @@ import importlib
 from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.bace import BaCE
+from bace.methods.eeil import EEIL
 from bace.methods.er import ER
+from bace.methods.gd import GD
+from bace.methods.hal import HAL
 from bace.methods.mtl import MTL
 from bace.methods.seq import SEQ
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, EEIL, GD, HAL, BaCE]
 
 
 def find_method(name: str) -> type[Method]:
