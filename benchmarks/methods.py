@@ -1,7 +1,7 @@
 """What every method costs relative to ER: seconds of a second task, everything in it counted, and peak memory.
 
 Two tasks of 10 classes, 256 pictures each, one epoch in batches of 32 new and 32 old, a small ViT, one thread. The
-second task is timed from its first hook to its last (teachers, stages, statistics, memory), since methods put their work
+second task is timed from its first hook to its last (teachers, stages, statistics, memory): methods put their work
 in different places; the fastest of several repetitions counts. Seconds are given per step of ER.
 
     python benchmarks/methods.py [--repeat N] [--method NAME ...] [--json]

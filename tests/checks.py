@@ -207,7 +207,7 @@ def resume_points(tiny: Any, method: str, modality: str) -> list[tuple[str, int]
     steps_of: dict[str, list[int]] = {}  # by stage
 
     class Counting(Trainer):
-        def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
+        def resume_point(self, kind: str, **options: Any) -> None:
             met[kind] = met.get(kind, 0) + 1
             if kind == "step":
                 steps_of.setdefault(self.method.now.stage, []).append(met[kind])

@@ -17,6 +17,7 @@ def distillation(
     mode: Literal["slice", "renorm"] = "renorm",
     tau: float = 1.0,
     reduction: Literal["batchmean", "mean"] = "batchmean",
+    weights: Tensor | None = None,  # (rows,) how much each row counts; default: 1
 ) -> Tensor:  # ()
     """KL(teacher || student) over the teacher's columns: mean over rows of sum_c P0_c (log P0_c - log P_c).
 
@@ -29,7 +30,10 @@ def distillation(
     scaled = student / tau
     log_student = F.log_softmax(scaled, 1)[:, :old] if mode == "slice" else F.log_softmax(scaled[:, :old], 1)
     # kl_div takes a teacher probability of 0 as a term of 0
-    total = F.kl_div(log_student, log_teacher.exp(), reduction="sum") * tau**2
+    if weights is None:
+        total = F.kl_div(log_student, log_teacher.exp(), reduction="sum") * tau**2
+    else:
+        total = (weights * F.kl_div(log_student, log_teacher.exp(), reduction="none").sum(1)).sum() * tau**2
     return total / (len(student) * (old if reduction == "mean" else 1))
 
 

@@ -60,7 +60,8 @@ class Stage:
     batch_size: int
     examples: Callable[[], Tensor]  # ids
     module: Callable[[], nn.Module]  # what is trained and put in train mode; everything else is in eval mode
-    parameters: Callable[[], Iterable[nn.Parameter]] | None = None  # default: all of the module's
+    # what is optimised, the rest of the module asking for no gradient meanwhile; default: all of the module's
+    parameters: Callable[[], Iterable[nn.Parameter]] | None = None
     augment: bool = True  # random views; otherwise clean ones
     optimise: bool = True  # False: a stage without gradients
     lr: float | None = None  # default: the run's, as for the optimiser, momentum and schedule
@@ -161,6 +162,11 @@ class Method(ElasticBuffers):
     def after_task(self, task: Task) -> None:
         if self.uses_memory:
             self.remember(task)
+
+    def shrink(self, task: Task) -> None:
+        """Let go of modules that only the task's stages needed, so that no later checkpoint holds them.
+
+        Called after `after_task` and, like `grow`, replayed on resume."""
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
         """Scores of all classes seen so far, by the method's own rule or by one of its `scorers`. The method chooses

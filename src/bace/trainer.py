@@ -91,7 +91,7 @@ class Trainer:
         return self.results
 
     def learn(self, task: Task) -> None:
-        """One task: before_task, grow, the stages, after_task."""
+        """One task: before_task, grow, the stages, after_task, shrink."""
         method, at = self.method, self.at
         self.enter(task)
         if at.phase == "begin":
@@ -113,6 +113,7 @@ class Trainer:
             self.set_stage("after task")
             method.eval()
             method.after_task(task)
+            method.shrink(task)
             at.phase = "evaluate"
             self.resume_point("evaluate")
 
@@ -128,6 +129,10 @@ class Trainer:
             at.prepared = True
         examples, module = stage.examples(), stage.module()
         parameters = list(stage.parameters() if stage.parameters else module.parameters())
+        chosen = {id(p) for p in parameters}
+        resting = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
+        for p in resting:  # no gradient is computed for what is not trained
+            p.requires_grad_(False)
         self.optimiser = self.make_optimiser(stage, parameters) if stage.optimise else None
         self.saved_optimiser = {}
         now.epochs, now.steps = stage.epochs, -(-len(examples) // stage.batch_size)
@@ -154,6 +159,8 @@ class Trainer:
             at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
             if self.converged(stage):
                 break
+        for p in resting:
+            p.requires_grad_(True)
         module.eval()
 
     def step(self, stage: Stage, batch: Any, parameters: list[nn.Parameter]) -> None:
@@ -330,7 +337,7 @@ class Trainer:
         return self.config.train.reset_optimiser and not self.at.prepared
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Make the shapes again (grow, structure), then fill in the saved values."""
+        """Make the shapes again (grow, structure, shrink), then fill in the saved values."""
         self.at, self.results = At(**state["at"]), Results(**state["results"])
         self.stream.licences = list(state["licences"])
         for task in self.stream[: self.at.task + 1]:
@@ -344,6 +351,8 @@ class Trainer:
             for stage in stages[:begun]:
                 if stage.structure:
                     stage.structure()
+            if not current or self.at.phase == "evaluate":
+                self.method.shrink(task)
         values = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         try:
             self.method.load_state_dict({**values, **state["method"]})

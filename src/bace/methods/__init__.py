@@ -6,13 +6,27 @@ from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.bace import BaCE
 from bace.methods.dde import DDE
+from bace.methods.eeil import EEIL
 from bace.methods.er import ER
+from bace.methods.gd import GD
+from bace.methods.hal import HAL
 from bace.methods.lucir import LUCIR
 from bace.methods.mtl import MTL
 from bace.methods.podnet import PODNet
 from bace.methods.seq import SEQ
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, LUCIR, DDE, PODNet, BaCE]
+METHODS: list[type[Method]] = [
+    SEQ,
+    MTL,
+    ER,
+    HAL,
+    LUCIR,
+    PODNet,
+    DDE,
+    EEIL,
+    GD,
+    BaCE,
+]
 
 
 def find_method(name: str) -> type[Method]:
