@@ -201,19 +201,25 @@ def copying_at(points: list[tuple[str, int]], folder: Path) -> type[Trainer]:
 
 
 def resume_points(tiny: Any, method: str, modality: str) -> list[tuple[str, int]]:
-    """Resume points of each kind that this method passes: steps early and late, the others in the last tasks."""
+    """Resume points of each kind that this method passes: an early step and the middle of each stage of the last task,
+    the others in the last tasks."""
     met: dict[str, int] = {}
+    steps_of: dict[tuple[int, int], list[int]] = {}  # by task and stage
 
     class Counting(Trainer):
         def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
             met[kind] = met.get(kind, 0) + 1
+            if kind == "step":
+                steps_of.setdefault((self.at.task, self.at.stage), []).append(met[kind])
 
     config = config_from(tiny.settings(modality, method=method))
     Counting(*assemble(config), config).run()
+    last = max((task for task, _ in steps_of), default=0)
+    middle = {counts[len(counts) // 2] for (task, _), counts in steps_of.items() if task == last}
     return sorted(
         (kind, count)
         for kind, n in met.items()
-        for count in {"step": {2, 2 * n // 3 + 1}, "task": {n - 1}}.get(kind, {n - 1, n})
+        for count in {"step": {2, *middle}, "task": {n - 1}}.get(kind, {n - 1, n})
         if count
     )
 

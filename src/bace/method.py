@@ -62,6 +62,7 @@ class Stage:
     module: Callable[[], nn.Module]  # what is trained and put in train mode; everything else is in eval mode
     parameters: Callable[[], Iterable[nn.Parameter]] | None = None  # default: all of the module's
     augment: bool = True  # random views; otherwise clean ones
+    cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
     optimise: bool = True  # False: a stage without gradients
     lr: float | None = None  # default: the run's, as for the optimiser, momentum and schedule
     optimiser: Literal["sgd", "adamw"] | None = None

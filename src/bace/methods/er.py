@@ -49,9 +49,11 @@ class ER(Method):
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
         """Of the first `new` rows, and of the replayed ones behind them."""
-        if new == len(targets) or self.reduction == "joint":
-            return {"new": F.cross_entropy(logits, targets)}
-        return {
-            "new": F.cross_entropy(logits[:new], targets[:new]),
-            "replay": F.cross_entropy(logits[new:], targets[new:]),
-        }
+        parts = self.parts(new, len(targets))
+        return {name: F.cross_entropy(logits[rows], targets[rows]) for name, rows in parts.items()}
+
+    def parts(self, new: int, rows: int) -> dict[str, slice]:
+        """Of `rows` rows, `new` of them new: those that a mean is taken over, for each term of the loss."""
+        if new == rows or self.reduction == "joint":
+            return {"new": slice(None)}
+        return {"new": slice(new), "replay": slice(new, None)}
