@@ -5,11 +5,14 @@ import importlib
 from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.bace import BaCE
+from bace.methods.bic import BiC
 from bace.methods.er import ER
+from bace.methods.icarl import ICaRL
+from bace.methods.il2m import IL2M
 from bace.methods.mtl import MTL
 from bace.methods.seq import SEQ
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, ICaRL, BiC, IL2M, BaCE]
 
 
 def find_method(name: str) -> type[Method]:
