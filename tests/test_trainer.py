@@ -529,6 +529,21 @@ def test_only_the_stages_module_is_in_training_mode():
     assert set(modes) == {(True, False, False)}
 
 
+def test_a_stage_on_cached_outputs_is_given_batches_without_inputs():
+    given: list[tuple[list[str], int]] = []
+
+    class Cached(Plain):
+        def stages(self, task: Task) -> list[Stage]:
+            return [self.stage(task), self.stage(task, name="cached", cached=True, loss=self.count, optimise=False)]
+
+        def count(self, batch: Batch) -> Loss:
+            given.append((list(batch.inputs), len(batch)))
+            return None
+
+    trainer_of(Cached(), tasks=(2,)).run()
+    assert given == [([], 4), ([], 4)]
+
+
 def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own():
     orders: list[list[int]] = []
 
@@ -802,6 +817,22 @@ def test_a_stage_ends_after_so_many_epochs_without_a_better_validation_loss(pati
     for task in (1, 2):  # the second task starts counting anew
         assert [e["epoch"] for e in log if e["event"] == "epoch" and e["task"] == task] == list(range(epochs))
     assert ("validation" in trainer.stream.licences) == bool(patience and valid)
+
+
+def test_a_stage_that_trains_nothing_of_the_network_is_not_stopped_by_its_validation_loss():
+    class Beside(Scripted):
+        def __init__(self) -> None:
+            super().__init__(SCRIPT)
+            self.side = nn.Linear(1, 1)
+
+        def stages(self, task: Task) -> list[Stage]:
+            return [self.stage(task, name="part", module=lambda: self.model.head),
+                    self.stage(task, name="side", module=lambda: self.side)]  # fmt: skip
+
+    log: list[Any] = []
+    trainer_of(Beside(), epochs=6, early_stop=1, valid=2, tasks=(2,), callbacks={"log": log.append}).run()
+    assert [e["epoch"] for e in log if e.get("stage") == "part"] == list(range(3))
+    assert [e["epoch"] for e in log if e.get("stage") == "side"] == list(range(6))
 
 
 def test_early_stopping_resumes_exactly():

@@ -63,6 +63,7 @@ class Stage:
     # what is optimised, the rest of the module asking for no gradient meanwhile; default: all of the module's
     parameters: Callable[[], Iterable[nn.Parameter]] | None = None
     augment: bool = True  # random views; otherwise clean ones
+    cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
     optimise: bool = True  # False: a stage without gradients
     lr: float | None = None  # default: the run's, as for the optimiser, momentum and schedule
     optimiser: Literal["sgd", "adamw"] | None = None

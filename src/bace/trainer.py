@@ -145,7 +145,8 @@ class Trainer:
             for ids in order.split(stage.batch_size)[at.step :]:
                 now.step = at.step
                 self.set_learning_rate(stage, (at.epoch + at.step / now.steps) / stage.epochs)
-                batch = self.stream.batch(ids, view=now.view() if stage.augment else None)
+                view = now.view() if stage.augment else None
+                batch = self.stream.batch(ids, view=view, inputs=not stage.cached)
                 for part, piece in enumerate(method.expand(batch)):
                     # every step's dropout has its own seed, and every named pass its own again (Model.forward)
                     seed_dropout(derive(now.seed, "dropout", now.task, now.stage, now.epoch, now.step, part))
@@ -201,9 +202,12 @@ class Trainer:
             self.log({"event": "transfer", "task": task.index + 1, **found})
 
     def converged(self, stage: Stage) -> bool:
-        """Early stopping on the validation loss; off unless `train.early_stop` is set."""
+        """Early stopping on the network's validation loss; off unless `train.early_stop` is set, and in a stage that
+        trains nothing of the network."""
         valid = self.stream[self.at.task].valid
         if not self.config.train.early_stop or not len(valid):
+            return False
+        if set(stage.module().parameters()).isdisjoint(self.method.model.parameters()):
             return False
         with self.stream.licence("validation", valid):
             logits = self.method.outputs(valid).logits

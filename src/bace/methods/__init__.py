@@ -5,11 +5,14 @@ import importlib
 from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.bace import BaCE
+from bace.methods.bic import BiC
 from bace.methods.dde import DDE
 from bace.methods.eeil import EEIL
 from bace.methods.er import ER
 from bace.methods.gd import GD
 from bace.methods.hal import HAL
+from bace.methods.icarl import ICaRL
+from bace.methods.il2m import IL2M
 from bace.methods.lucir import LUCIR
 from bace.methods.mtl import MTL
 from bace.methods.podnet import PODNet
@@ -20,11 +23,14 @@ METHODS: list[type[Method]] = [
     MTL,
     ER,
     HAL,
+    ICaRL,
     LUCIR,
     PODNet,
     DDE,
     EEIL,
     GD,
+    BiC,
+    IL2M,
     BaCE,
 ]
 

@@ -258,6 +258,11 @@ class BaCE(HoldOut):
 
     # -- bias correction after the last task (section 7)
 
+    def check_share(self, quota: int) -> None:
+        if self.stream.modality == "token":
+            raise ConfigError("BaCE's bias correction is not defined for tokens: switch it off")
+        super().check_share(quota)
+
     def after_task(self, task: Task) -> None:
         super().after_task(task)
         if self.holds_out and task.index == len(self.stream) - 1 and task.index > 0:
