@@ -199,8 +199,9 @@ class Trainer:
         if not self.config.train.early_stop or not len(valid):
             return False
         with self.stream.licence("validation", valid):
-            logits = self.method.outputs(valid).logits
-            loss = float(nn.functional.cross_entropy(logits, self.stream.labels(valid)[1]))
+            loss = self.method.validation_loss(valid)
+        if loss is None:
+            return False
         better = self.at.best is None or loss < self.at.best
         self.at.best, self.at.stale = (loss, 0) if better else (self.at.best, self.at.stale + 1)
         return self.at.stale >= self.config.train.early_stop

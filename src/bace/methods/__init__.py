@@ -6,10 +6,13 @@ from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.bace import BaCE
 from bace.methods.er import ER
+from bace.methods.hat import HAT
+from bace.methods.more import MORE
 from bace.methods.mtl import MTL
+from bace.methods.row import ROW
 from bace.methods.seq import SEQ
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE, HAT, MORE, ROW]
 
 
 def find_method(name: str) -> type[Method]:
