@@ -49,9 +49,12 @@ def assert_same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tenso
 
 
 def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    result = bace.run(
-        tiny.settings(modality, method=method, **{"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4})
-    )
+    settings = {"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4}
+    learned, _ = assemble(config_from(tiny.settings(modality, method=method)))
+    if not any(p.requires_grad for p in learned.model.encoder.embeddings.parameters()):
+        # a method that freezes the backbone, which is random here and gives poor features: longer, on clean views
+        settings |= {"train.epochs": 60, "train.lr": 0.03, "benchmark.augment": False}
+    result = bace.run(tiny.settings(modality, method=method, **settings))
     assert result.matrix[0][0] >= (60 if modality == "token" else 80)  # entity-level F1 is the harder score
 
 

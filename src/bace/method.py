@@ -176,6 +176,10 @@ class Method(ElasticBuffers):
             out: Output = self.model(batch)
         return out.logits
 
+    def validation_loss(self, examples: Tensor) -> float | None:
+        """What early stopping watches, on clean views; None: this stage is never cut short."""
+        return float(F.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
+
     # -- what methods are made of
 
     def stage(self, task: Task, **changes: Any) -> Stage:

@@ -210,8 +210,9 @@ class Trainer:
         if set(stage.module().parameters()).isdisjoint(self.method.model.parameters()):
             return False
         with self.stream.licence("validation", valid):
-            logits = self.method.outputs(valid).logits
-            loss = float(nn.functional.cross_entropy(logits, self.stream.labels(valid)[1]))
+            loss = self.method.validation_loss(valid)
+        if loss is None:
+            return False
         better = self.at.best is None or loss < self.at.best
         self.at.best, self.at.stale = (loss, 0) if better else (self.at.best, self.at.stale + 1)
         return self.at.stale >= self.config.train.early_stop

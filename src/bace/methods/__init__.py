@@ -11,11 +11,14 @@ from bace.methods.eeil import EEIL
 from bace.methods.er import ER
 from bace.methods.gd import GD
 from bace.methods.hal import HAL
+from bace.methods.hat import HAT
 from bace.methods.icarl import ICaRL
 from bace.methods.il2m import IL2M
 from bace.methods.lucir import LUCIR
+from bace.methods.more import MORE
 from bace.methods.mtl import MTL
 from bace.methods.podnet import PODNet
+from bace.methods.row import ROW
 from bace.methods.seq import SEQ
 
 METHODS: list[type[Method]] = [
@@ -31,6 +34,9 @@ METHODS: list[type[Method]] = [
     GD,
     BiC,
     IL2M,
+    HAT,
+    MORE,
+    ROW,
     BaCE,
 ]
 

@@ -20,7 +20,7 @@ class Head(nn.Module):
 
     @property
     def classes(self) -> int:
-        return sum(len(block) for block in self.blocks)
+        return sum(self.sizes)
 
     @property
     def weight(self) -> Tensor:  # (classes, width)
@@ -44,7 +44,12 @@ class Head(nn.Module):
         bit when the head grows."""
         if not len(self.blocks):
             return F.linear(features, rows)
-        return torch.cat([F.linear(features, part) for part in rows.split([len(block) for block in self.blocks])], -1)
+        return torch.cat([F.linear(features, part) for part in rows.split(self.sizes)], -1)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each block."""
+        return [len(block) for block in self.blocks]
 
 
 class LinearHead(Head):
@@ -61,6 +66,10 @@ class LinearHead(Head):
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
         logits = self.products(features, self.weight)
         return logits + torch.cat(list(self.biases)) if len(self.biases) else logits
+
+    def of(self, task: int) -> list[nn.Parameter]:
+        """A task's block, as a head of its own."""
+        return [self.blocks[task], self.biases[task]]
 
 
 class CosineHead(Head):
