@@ -58,9 +58,8 @@ class DDE(LUCIR):
         mechanism="LUCIR; joint prediction with neighbours; momentum direction removed at test time",
         cost="LUCIR's, 1F on at most top_k (b+m) neighbours, teacher 1F once an epoch on task and memory",
         o_rows="refused: neighbours of O words are not defined, CFNER is this idea for entities",
-        stages=("main", "removal (only `removal=learned`)"),
         reading="a replayed example's neighbours are those of its epoch view, though it is seen in a fresh one; both "
-        "momentum features act through the rows of now; the fitted pair starts anew at (1, a)",
+        "momentum features act through the rows of now; the fitted pair (`removal=learned`, a stage of its own) starts anew at (1, a)",
     )
 
     def __init__(
