@@ -281,7 +281,9 @@ def test_learned_removal_fits_two_numbers_on_the_balanced_memory_and_leaves_the_
         return loss
 
     removal.loss = noted
-    trainer.train(removal, 2)
+    with recorded_passes() as passes:
+        trainer.train(removal, 2)
+    assert all(p.model is method.model and not p.training for p in passes)
     assert len(pairs) == 20  # ten slots for four classes: two each, which is one batch
     assert pairs[0] == [1.0, 0.5]
     moves = np.abs(np.diff(pairs[:2], axis=0))

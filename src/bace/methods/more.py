@@ -66,10 +66,10 @@ class MORE(HAT):
         lr: float | None = None,
     ) -> None:
         super().__init__(smax, lamb, "softmax", latent, lr)
-        if temperature <= 0 or back_epochs < 0:
-            raise ConfigError(
-                f"{self.title}: temperature ({temperature}) must be above 0 and back_epochs ({back_epochs}) at least 0"
-            )
+        if temperature <= 0:
+            raise ConfigError(f"{self.title}: temperature ({temperature}) must be above 0")
+        if back_epochs < 0:
+            raise ConfigError(f"{self.title}: back_epochs ({back_epochs}) must be at least 0; 0 leaves them out")
         self.temperature, self.distance, self.back_epochs = temperature, distance, back_epochs
         self.table: tuple[int, str] | None = None  # task and stage that the features below belong to
         self.ids = self.features = self.others = NO_IDS
