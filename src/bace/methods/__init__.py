@@ -6,10 +6,11 @@ from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.bace import BaCE
 from bace.methods.er import ER
+from bace.methods.lwf import LwF
 from bace.methods.mtl import MTL
 from bace.methods.seq import SEQ
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, LwF, BaCE]
 
 
 def find_method(name: str) -> type[Method]:
