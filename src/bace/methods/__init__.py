@@ -4,13 +4,15 @@ import importlib
 
 from bace.errors import ConfigError, nearest
 from bace.method import Method
+from bace.methods.agem import AGEM
 from bace.methods.bace import BaCE
 from bace.methods.er import ER
+from bace.methods.ewc import EWC
 from bace.methods.lwf import LwF
 from bace.methods.mtl import MTL
 from bace.methods.seq import SEQ
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, LwF, BaCE]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, LwF, EWC, AGEM, BaCE]
 
 
 def find_method(name: str) -> type[Method]:
