@@ -7,11 +7,14 @@ from bace.method import Method
 from bace.methods.agem import AGEM
 from bace.methods.bace import BaCE
 from bace.methods.bic import BiC
+from bace.methods.clser import CLSER
 from bace.methods.dde import DDE
+from bace.methods.derpp import DERpp
 from bace.methods.eeil import EEIL
 from bace.methods.er import ER
 from bace.methods.ewc import EWC
 from bace.methods.gd import GD
+from bace.methods.gdumb import GDumb
 from bace.methods.hal import HAL
 from bace.methods.hat import HAT
 from bace.methods.icarl import ICaRL
@@ -28,7 +31,10 @@ METHODS: list[type[Method]] = [
     SEQ,
     MTL,
     ER,
+    DERpp,
+    CLSER,
     HAL,
+    GDumb,
     LwF,
     EWC,
     ICaRL,
