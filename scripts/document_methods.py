@@ -62,8 +62,8 @@ def document() -> str:
             HEADER,
             table(COLUMNS, [described(method) for method in METHODS]),
             "## What is verified, and how\n",
-            "Beside these every method passes the conformance suite (`tests/checks.py`) on each of its modalities, and\n"
-            "a sanity band on the embedded digits (`tests/golden/`).\n",
+            "Beside these every method passes the conformance suite (`tests/checks.py`) on each of its modalities\n"
+            "and a sanity band on the embedded digits (`tests/golden/`).\n",
             table(("method", "established by", "formula tests"), [verified(method) for method in METHODS]),
         ]
     )

@@ -49,9 +49,15 @@ def assert_same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tenso
 
 
 def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    result = bace.run(
-        tiny.settings(modality, method=method, **{"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4})
-    )
+    settings = {"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4}
+    learned, _ = assemble(config_from(tiny.settings(modality, method=method)))
+    if not any(p.requires_grad for p in learned.model.encoder.embeddings.parameters()):
+        # a method that freezes the backbone, which is random here and gives poor features: longer, on clean views
+        settings |= {"train.epochs": 60, "train.lr": 0.03, "benchmark.augment": False}
+    if modality == "token":
+        # the optimiser for tokens: SGD learns them slowly, and without momentum (A-GEM) not at all in this time
+        settings |= {"train.optimiser": "adamw"}
+    result = bace.run(tiny.settings(modality, method=method, **settings))
     assert result.matrix[0][0] >= (60 if modality == "token" else 80)  # entity-level F1 is the harder score
 
 
@@ -123,7 +129,7 @@ def check_peeking_is_refused(tiny: Any, method: str, modality: str, folder: Path
     """While a task is learned, its own test examples and later tasks' are closed to the method."""
     config = config_from(tiny.settings(modality, method=method))
     learned, stream = assemble(config)
-    asked: list[int] = []
+    found: dict[int, Tensor] = {}  # the memory as each task found it; a task may already change it
     original = learned.before_epoch
 
     def peeking(stage: Any) -> None:
@@ -136,14 +142,14 @@ def check_peeking_is_refused(tiny: Any, method: str, modality: str, folder: Path
             with pytest.raises(StreamRefused):
                 stream.labels(ids[:1])
         if learned.licence == "task" and learned.now.task:
-            gone = stream[0].train[~torch.isin(stream[0].train, learned.remembered())]
+            memory = found.setdefault(learned.now.task, learned.remembered())
+            gone = stream[0].train[~torch.isin(stream[0].train, memory)]
             with pytest.raises(StreamRefused):
                 stream.batch(gone[:1])
-            asked.append(1)
 
     learned.before_epoch = peeking  # type: ignore[method-assign]
     Trainer(learned, stream, config).run()
-    assert asked or learned.licence == "past"
+    assert found or learned.licence == "past"
 
 
 def check_learner(tiny: Any, method: str, modality: str, folder: Path) -> None:
@@ -201,19 +207,24 @@ def copying_at(points: list[tuple[str, int]], folder: Path) -> type[Trainer]:
 
 
 def resume_points(tiny: Any, method: str, modality: str) -> list[tuple[str, int]]:
-    """Resume points of each kind that this method passes: steps early and late, the others in the last tasks."""
+    """Resume points of each kind that this method passes: steps early and late, and late in every stage that it has;
+    the others in the last tasks."""
     met: dict[str, int] = {}
+    steps_of: dict[str, list[int]] = {}  # by stage
 
     class Counting(Trainer):
-        def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
+        def resume_point(self, kind: str, **options: Any) -> None:
             met[kind] = met.get(kind, 0) + 1
+            if kind == "step":
+                steps_of.setdefault(self.method.now.stage, []).append(met[kind])
 
     config = config_from(tiny.settings(modality, method=method))
     Counting(*assemble(config), config).run()
+    late = {steps[2 * len(steps) // 3] for steps in steps_of.values()}
     return sorted(
         (kind, count)
         for kind, n in met.items()
-        for count in {"step": {2, 2 * n // 3 + 1}, "task": {n - 1}}.get(kind, {n - 1, n})
+        for count in {"step": {2, *late}, "task": {n - 1}}.get(kind, {n - 1, n})
         if count
     )
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.memory import Memory, herd
+from bace.memory import Memory, draw_balanced, herd
 from bace.randomness import generator
 from bace.runner import assemble
 from bace.settings import config_from
@@ -443,3 +443,30 @@ def test_draws_are_uniform_over_slots_and_with_replacement():
     drawn = np.bincount(memory.draw(5000, generator("draw")).numpy(), minlength=5)
     assert np.abs(drawn - 1000).max() < 4.5 * math.sqrt(5000 * 0.2 * 0.8)
     assert len(memory.draw(50, generator("more"))) == 50  # more than there are slots
+
+
+def test_the_first_of_each_group_are_listed_in_their_order_and_nothing_is_dropped():
+    memory = Memory()
+    memory.add(ids(7, 3, 9), 0, ids(1, 1, 1))
+    memory.add(ids(4), 1, ids(0))
+    assert {group: examples.tolist() for group, examples in memory.first(2).items()} == {0: [4], 1: [7, 3]}
+    assert len(memory) == 4
+    assert Memory().first(3) == {}
+
+
+@given(st.lists(st.integers(0, 4), max_size=30), st.integers(0, 1000))
+@settings(max_examples=50, deadline=None)
+def test_a_balanced_draw_has_as_many_distinct_rows_of_each_class_as_the_rarest_has(labels, seed):
+    drawn = draw_balanced(torch.tensor(labels, dtype=torch.int64), torch.Generator().manual_seed(seed)).tolist()
+    assert drawn == sorted(set(drawn))
+    counts = Counter(labels)
+    least = min(counts.values(), default=0)
+    assert Counter(labels[i] for i in drawn) == dict.fromkeys(counts, least)
+
+
+def test_every_row_of_a_class_is_as_likely_in_a_balanced_draw():
+    labels = torch.tensor([0, 1, 0, 0, 1, 0])
+    often = Counter(i for seed in range(4000) for i in draw_balanced(labels, generator(seed, "draw")).tolist())
+    assert often[1] == often[4] == 4000
+    for i in (0, 2, 3, 5):
+        assert often[i] == pytest.approx(2000, abs=5 * math.sqrt(1000))

@@ -160,6 +160,19 @@ def test_a_batch_of_texts_is_padded_to_its_own_longest_and_rows_are_the_examples
     assert len(batch) == 2
 
 
+def test_a_batch_without_inputs_says_which_examples_and_rows_it_has_and_is_refused_alike():
+    stream = sentences()
+    stream.begin(stream[0], NO_IDS)
+    asked = stream[0].train[:2]
+    full, bare = stream.batch(asked), stream.batch(asked, inputs=False)
+    assert bare.inputs == {}
+    assert full.inputs
+    for name in ("targets", "examples", "rows", "at"):
+        assert torch.equal(getattr(bare, name), getattr(full, name))
+    with pytest.raises(StreamRefused):
+        stream.batch(stream[1].train[:1], inputs=False)
+
+
 def test_a_batch_of_sentences_has_a_row_for_each_word():
     stream = sentences()
     stream.begin(stream[0], NO_IDS)

@@ -119,6 +119,10 @@ class Memory(ElasticBuffers):
         """Slots drawn uniformly, with replacement."""
         return torch.randint(len(self), (count,), generator=generator)
 
+    def first(self, count: int) -> dict[int, Tensor]:
+        """Up to `count` examples of each group, in the order in which they were chosen."""
+        return {group: self.examples[self.group == group][:count] for group in torch.unique(self.group).tolist()}
+
     # -- policies, at the end of a task
 
     def trim(self, quota: int) -> None:
@@ -192,6 +196,17 @@ def herd(
         order.append(pick)
         total, free[pick] = total + unit[pick], False
     return torch.tensor(order, dtype=torch.int64)
+
+
+def draw_balanced(
+    labels: Tensor,  # (rows,)
+    generator: torch.Generator,
+) -> Tensor:  # (drawn,) positions, ascending
+    """As many rows of each class as the rarest one has, drawn without replacement."""
+    shuffle = torch.randperm(len(labels), generator=generator)
+    classes, counts = torch.unique(labels, return_counts=True)
+    drawn = [shuffle[labels[shuffle] == c][: int(counts.min())] for c in classes]
+    return torch.cat([NO_IDS, *drawn]).sort().values
 
 
 def _cat_wider(old: Tensor, new: Tensor) -> Tensor:

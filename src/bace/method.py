@@ -60,8 +60,10 @@ class Stage:
     batch_size: int
     examples: Callable[[], Tensor]  # ids
     module: Callable[[], nn.Module]  # what is trained and put in train mode; everything else is in eval mode
-    parameters: Callable[[], Iterable[nn.Parameter]] | None = None  # default: all of the module's
+    # what is optimised, the rest of the module asking for no gradient meanwhile; default: all of the module's
+    parameters: Callable[[], Iterable[nn.Parameter]] | None = None
     augment: bool = True  # random views; otherwise clean ones
+    cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
     optimise: bool = True  # False: a stage without gradients
     lr: float | None = None  # default: the run's, as for the optimiser, momentum and schedule
     optimiser: Literal["sgd", "adamw"] | None = None
@@ -162,12 +164,21 @@ class Method(ElasticBuffers):
         if self.uses_memory:
             self.remember(task)
 
+    def shrink(self, task: Task) -> None:
+        """Let go of modules that only the task's stages needed, so that no later checkpoint holds them.
+
+        Called after `after_task` and, like `grow`, replayed on resume."""
+
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
         """Scores of all classes seen so far, by the method's own rule or by one of its `scorers`. The method chooses
         its own grad mode."""
         with torch.inference_mode():
             out: Output = self.model(batch)
         return out.logits
+
+    def validation_loss(self, examples: Tensor) -> float | None:
+        """What early stopping watches, on clean views; None: this stage is never cut short."""
+        return float(F.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
 
     # -- what methods are made of
 
@@ -241,7 +252,7 @@ class Method(ElasticBuffers):
         head, trained = self.model.head, self.trained(task)
         old_rows = head.weight.detach().cpu()[: task.classes.start]
         rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)
-        head.blocks[-1].data.copy_(rows)
+        head.imprint(rows)
 
     def memories(self) -> list[Memory]:
         return [module for module in self.modules() if isinstance(module, Memory)]
@@ -256,18 +267,19 @@ class Method(ElasticBuffers):
         out = self.peek((self.stream.batch(part, view=view) for part in parts), model)
         return Output(out.features.cpu(), out.logits.cpu())
 
-    def peek(self, batches: Iterable[Batch], model: Model | None = None) -> Output:
-        """Features and logits without gradient and in eval mode; a model in training is put back as it was."""
+    def peek(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
+        """Features, logits and (texts: of batches of one length) taps without gradient and in eval mode; a model in
+        training is put back as it was."""
         model = model or self.model
         was_training = model.training
         if was_training:
             model.eval()
         with torch.inference_mode():
-            features, logits, _ = zip(*(model(batch) for batch in batches), strict=True)
+            features, logits, tapped = zip(*(model(batch, taps=taps) for batch in batches), strict=True)
         if was_training:
             model.train()
         # concatenating outside of inference mode makes ordinary tensors, which a loss may take
-        return Output(torch.cat(features), torch.cat(logits))
+        return Output(torch.cat(features), torch.cat(logits), tuple(map(torch.cat, zip(*tapped, strict=True))))
 
     # -- the constructor is the configuration
 

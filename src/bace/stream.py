@@ -16,6 +16,7 @@ from bace.errors import DataError, StreamRefused
 
 Modality = Literal["image", "text", "token"]
 View = int | None  # the key of a random view (see Now.view); None is the clean view
+MIRRORED: View = -1  # the clean view left to right, of pictures that are mirrored in training; others stay as they are
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,12 @@ class Stream(Sequence[Task]):
 
     # -- reading
 
-    def batch(self, examples: Tensor, *, view: View = None) -> Batch:
-        """These examples with all their rows."""
+    def batch(self, examples: Tensor, *, view: View = None, inputs: bool = True) -> Batch:
+        """These examples with all their rows; without `inputs`, only which they are."""
         self.check(examples)
-        inputs = self.data.inputs(examples, view, self.device)
+        made = self.data.inputs(examples, view, self.device) if inputs else {}
         rows, owner = self.rows_of(examples)
-        return Batch(inputs, self.targets[rows].to(self.device), examples, rows, self._at(owner, rows))
+        return Batch(made, self.targets[rows].to(self.device), examples, rows, self._at(owner, rows))
 
     def rows(self, rows: Tensor, *, view: View = None) -> Batch:
         """Exactly these rows, in this order; a sentence that holds several of them is passed once."""

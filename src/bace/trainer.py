@@ -91,7 +91,7 @@ class Trainer:
         return self.results
 
     def learn(self, task: Task) -> None:
-        """One task: before_task, grow, the stages, after_task."""
+        """One task: before_task, grow, the stages, after_task, shrink."""
         method, at = self.method, self.at
         self.enter(task)
         if at.phase == "begin":
@@ -113,6 +113,7 @@ class Trainer:
             self.set_stage("after task")
             method.eval()
             method.after_task(task)
+            method.shrink(task)
             at.phase = "evaluate"
             self.resume_point("evaluate")
 
@@ -128,6 +129,10 @@ class Trainer:
             at.prepared = True
         examples, module = stage.examples(), stage.module()
         parameters = list(stage.parameters() if stage.parameters else module.parameters())
+        chosen = {id(p) for p in parameters}
+        resting = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
+        for p in resting:  # no gradient is computed for what is not trained
+            p.requires_grad_(False)
         self.optimiser = self.make_optimiser(stage, parameters) if stage.optimise else None
         self.saved_optimiser = {}
         now.epochs, now.steps = stage.epochs, -(-len(examples) // stage.batch_size)
@@ -140,7 +145,8 @@ class Trainer:
             for ids in order.split(stage.batch_size)[at.step :]:
                 now.step = at.step
                 self.set_learning_rate(stage, (at.epoch + at.step / now.steps) / stage.epochs)
-                batch = self.stream.batch(ids, view=now.view() if stage.augment else None)
+                view = now.view() if stage.augment else None
+                batch = self.stream.batch(ids, view=view, inputs=not stage.cached)
                 for part, piece in enumerate(method.expand(batch)):
                     # every step's dropout has its own seed, and every named pass its own again (Model.forward)
                     seed_dropout(derive(now.seed, "dropout", now.task, now.stage, now.epoch, now.step, part))
@@ -154,6 +160,8 @@ class Trainer:
             at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
             if self.converged(stage):
                 break
+        for p in resting:
+            p.requires_grad_(True)
         module.eval()
 
     def step(self, stage: Stage, batch: Any, parameters: list[nn.Parameter]) -> None:
@@ -194,13 +202,17 @@ class Trainer:
             self.log({"event": "transfer", "task": task.index + 1, **found})
 
     def converged(self, stage: Stage) -> bool:
-        """Early stopping on the validation loss; off unless `train.early_stop` is set."""
+        """Early stopping on the network's validation loss; off unless `train.early_stop` is set, and in a stage that
+        trains nothing of the network."""
         valid = self.stream[self.at.task].valid
         if not self.config.train.early_stop or not len(valid):
             return False
+        if set(stage.module().parameters()).isdisjoint(self.method.model.parameters()):
+            return False
         with self.stream.licence("validation", valid):
-            logits = self.method.outputs(valid).logits
-            loss = float(nn.functional.cross_entropy(logits, self.stream.labels(valid)[1]))
+            loss = self.method.validation_loss(valid)
+        if loss is None:
+            return False
         better = self.at.best is None or loss < self.at.best
         self.at.best, self.at.stale = (loss, 0) if better else (self.at.best, self.at.stale + 1)
         return self.at.stale >= self.config.train.early_stop
@@ -234,7 +246,7 @@ class Trainer:
             slots = self.saved_optimiser_slots(names.get(id(p), ""))
             if slots:
                 optimiser.state[p] = {slot: value.to(p.device) for slot, value in slots.items()}
-            elif not train.reset_optimiser and self.optimiser is not None and p in self.optimiser.state:
+            elif not train.reset_optimiser and type(self.optimiser) is type(optimiser) and p in self.optimiser.state:
                 optimiser.state[p] = self.optimiser.state[p]
             elif kind == "sgd" and momentum and p.requires_grad:
                 # what the first step would make; fused SGD cannot take some parameters with and some without
@@ -330,7 +342,7 @@ class Trainer:
         return self.config.train.reset_optimiser and not self.at.prepared
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Make the shapes again (grow, structure), then fill in the saved values."""
+        """Make the shapes again (grow, structure, shrink), then fill in the saved values."""
         self.at, self.results = At(**state["at"]), Results(**state["results"])
         self.stream.licences = list(state["licences"])
         for task in self.stream[: self.at.task + 1]:
@@ -344,6 +356,8 @@ class Trainer:
             for stage in stages[:begun]:
                 if stage.structure:
                     stage.structure()
+            if not current or self.at.phase == "evaluate":
+                self.method.shrink(task)
         values = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         try:
             self.method.load_state_dict({**values, **state["method"]})
