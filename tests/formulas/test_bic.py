@@ -195,7 +195,7 @@ class Watched:
                 watched.balanced[task] = stage.examples().tolist()
                 watched.states[task] = (before, {k: v.clone() for k, v in method.state_dict().items()})
                 watched.passes[task] = [p.batch.examples.tolist() for p in passes]
-                watched.drawn.append(method.drawn.tolist())
+                watched.drawn.append(method.picked.tolist())
 
         trainer = Watching(learned, self.stream, config)
         for task in self.stream:
@@ -268,7 +268,7 @@ def test_the_second_stage_approaches_the_optimum_of_the_convex_problem(tiny: Any
     logits = 2 * torch.randn(300, 4, generator=rng)
     targets = torch.multinomial(logits.softmax(1), 1, generator=rng)[:, 0]
     logits[:, 2:] = 1.5 * logits[:, 2:] + 1
-    method.rows = method.drawn = torch.arange(300)
+    method.rows = method.picked = torch.arange(300)
     method.logits = logits
     batch = Batch({}, targets, method.rows, method.rows)
     optimiser = torch.optim.SGD([method.pairs[1]], lr=0.02, momentum=0.9)
@@ -450,7 +450,7 @@ def test_early_stopping_leaves_the_second_stage_alone(tiny: Any) -> None:
 def test_the_logged_terms_of_the_second_stage_are_its_formula(tiny: Any) -> None:
     """One step by hand: two rows, classes old and new, logits (0, log 3) each. At (1, 0) the soft-max is (1/4, 3/4)."""
     method = at_task(tiny, "image", {"name": "bic"}, **{"benchmark.tasks": [1, 1]})
-    method.rows = method.drawn = torch.tensor([5, 9])
+    method.rows = method.picked = torch.tensor([5, 9])
     method.logits = torch.tensor([[0.0, math.log(3)]] * 2)
     batch = Batch({}, torch.tensor([1, 0]), method.rows.flip(0), method.rows.flip(0))
     terms = method.bias_loss(batch)

@@ -64,7 +64,7 @@ class BiC(HoldOut, ER):
         self.bias_epochs, self.bias_lr = bias_epochs, bias_lr
         self.pairs = nn.ParameterList()  # (2,) scale a and shift c of each task's logits
         # of the second stage: the balanced set's rows, their logits, and which of them this epoch takes
-        self.rows = self.logits = self.drawn = NO_IDS
+        self.rows = self.logits = self.picked = NO_IDS
 
     def grow(self, task: Task) -> None:
         super().grow(task)
@@ -131,11 +131,11 @@ class BiC(HoldOut, ER):
         if not len(self.rows):  # once: the network is frozen
             examples = stage.examples()
             self.rows, self.logits = self.stream.labels(examples)[0], self.outputs(examples).logits
-        self.drawn = self.rows[draw_balanced(self.stream.targets[self.rows], self.now.rng("balanced"))]
+        self.picked = self.rows[draw_balanced(self.stream.targets[self.rows], self.now.rng("balanced"))]
 
     def bias_loss(self, batch: Batch) -> Loss:
         """CE([z_old, a z_new + c], y) + 0.1 c^2 / 2."""
-        taken = torch.isin(batch.rows, self.drawn)
+        taken = torch.isin(batch.rows, self.picked)
         logits = self.logits[torch.searchsorted(self.rows, batch.rows[taken])].to(batch.targets.device)
         if self.corrections == "cumulative":
             logits = self.corrected(logits, self.now.task)

@@ -35,7 +35,7 @@ class ROW(MORE):
         mechanism="HAT with an out-of-distribution class; heads within and between tasks; Mahalanobis weights",
         cost="1F+1B on b+m; prediction 1F and the distances for each task; heads on cached features",
         o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
-        stages=("main", "wp", "tp 1", "..."),
+        stages=("main", "wp", "..."),
         reading="MORE's; features of heads are those of clean views; the pool takes the least count of any class",
     )
 
