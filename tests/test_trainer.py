@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import bace
 from bace import checkpoint
 from bace.config import Config, Head, Measures, MemoryBudget, Training
-from bace.errors import TrainingError
+from bace.errors import StreamRefused, TrainingError
 from bace.memory import Memory
 from bace.method import Loss, Method, Now, Stage
 from bace.models.heads import CosineHead
@@ -289,6 +289,45 @@ def test_schedules_run_over_the_stage_step_by_step(schedule, factors):
     trainer.run()
     assert [r[0.1] for r in rates] == pytest.approx([0.1 * f for f in factors * 2])
     assert [r[0.4] for r in rates] == pytest.approx([0.4 * f for f in factors * 2])
+
+
+def test_a_stages_own_schedule_is_given_the_epochs_done_exactly():
+    """49 epochs, of which some would be missed by a rounding: 49 * (x / 49) < x. Whole ones must come as they are."""
+    asked: list[float] = []
+
+    class Scheduled(Plain):
+        def stages(self, task: Task) -> list[Stage]:
+            return [self.stage(task, epochs=49, schedule=lambda epochs: asked.append(epochs) or 0.5)]  # type: ignore[func-returns-value]
+
+    assert any(49 * (x / 49) != x for x in range(49))
+    trainer = trainer_of(Scheduled(), tasks=(2,), lr=0.1)
+    trainer.run()
+    assert asked == [epoch + step / 2 for epoch in range(49) for step in range(2)]
+    assert trainer.method.now.lr == pytest.approx(0.05)
+
+
+def test_what_leaves_the_memory_is_closed_from_the_next_epoch_on():
+    class Forgetful(Plain):
+        uses_memory = True
+
+        def before_epoch(self, stage: Stage) -> None:
+            if self.now.task == 1:
+                kept = self.memory.examples.tolist()
+                for example in first:
+                    if example in kept:
+                        self.stream.batch(torch.tensor([example]))
+                    else:
+                        with pytest.raises(StreamRefused):
+                            self.stream.batch(torch.tensor([example]))
+                left.append(len(kept))
+                self.memory.keep(torch.arange(len(kept) - 1))
+
+    first: list[int] = []
+    left: list[int] = []
+    trainer = trainer_of(Forgetful(), memory=4, epochs=3)
+    first += trainer.stream[0].train.tolist()
+    trainer.run()
+    assert left == [4, 3, 2]
 
 
 def test_the_scheduled_rate_is_the_one_that_is_applied():

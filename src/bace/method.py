@@ -99,7 +99,7 @@ class Method(ElasticBuffers):
     uses_memory: ClassVar[bool] = False
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
-    keeps_teacher: ClassVar[bool] = False  # from the second task on `teacher` is the network as the last task left it
+    keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
     scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
 
     model: Model
@@ -136,6 +136,12 @@ class Method(ElasticBuffers):
         if self.keeps_teacher and task.index:
             self.teacher = frozen_copy(self.model)  # before the head grows: old classes only
         self.model.head.grow(len(task.classes), generator(self.now.seed, "head", task.index))
+
+    def start_over(self, task: Task) -> None:
+        """Instead of growing: the pre-trained weights again, with new head rows for all tasks up to this one."""
+        self.model = self.build(self.fresh_model())
+        for earlier in self.stream[: task.index + 1]:
+            self.model.head.grow(len(earlier.classes), generator(self.now.seed, "head", earlier.index))
 
     def stages(self, task: Task) -> list[Stage]:
         return [self.stage(task)]
@@ -194,20 +200,25 @@ class Method(ElasticBuffers):
     @property
     def replay_size(self) -> int:
         """How many of a batch's examples come from memory: none while it is empty (bace.md 1.6)."""
-        if not self.uses_memory or not len(self.memory):
-            return 0
+        return self.replay_share if self.uses_memory and len(self.memory) else 0
+
+    @property
+    def replay_share(self) -> int:
+        """How many of them do so once the memory holds something."""
         ratio = self.training_settings.replay_ratio
         wanted = max(round(self.batch_size * ratio), 1) if ratio else 0
         return min(wanted, self.batch_size - 1)  # at least one new example a step
 
     def replay(self, draw: int = 1) -> Batch | None:
         """A batch drawn uniformly, with replacement, from memory; None while it is empty."""
-        count = self.replay_size
-        if not count:
+        if not self.replay_size:
             return None
-        slots = self.memory.draw(count, self.now.rng(f"memory {draw}"))
         fresh = self.training_settings.buffer_view == "fresh"
-        return self.stream.batch(self.memory.examples[slots], view=self.now.view(draw if fresh else 0))
+        return self.stream.batch(self.memory.examples[self.drawn(draw)], view=self.now.view(draw if fresh else 0))
+
+    def drawn(self, draw: int = 1) -> Tensor:  # (replay_size,) slots
+        """The slots that `replay(draw)` shows at this step."""
+        return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
 
     def remember(self, task: Task) -> None:
         """Refill the memory at the end of a task, within its budget."""

@@ -31,6 +31,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.targets)
 
+    @property
+    def owner(self) -> Tensor:
+        """(rows,) position of each row's example in the batch."""
+        return torch.arange(len(self), device=self.targets.device) if self.at is None else self.at[:, 0]
+
     @staticmethod
     def cat(first: "Batch", second: "Batch | None") -> "Batch":
         """Both batches as one, so that the network is passed once; texts are padded to the longer of the two."""
@@ -171,6 +176,20 @@ class Stream(Sequence[Task]):
         groups = self.groups[self.targets[rows]]
         found = sorted(set(groups.tolist()) - {-1})
         return {group: examples[torch.unique(owner[groups == group])] for group in found}
+
+    def group_of(self, examples: Tensor) -> Tensor:  # (examples,) ids -> (examples,) groups
+        """The one group that each example stands for: its class; or, of the entity types that a sentence shows, the
+        rarest among these examples, and -1 if it shows none."""
+        self.check(examples)
+        rows, owner = self.rows_of(examples)
+        groups = self.groups[self.targets[rows]]
+        if self.background is None:
+            return groups
+        shows = {group: torch.unique(owner[groups == group]) for group in set(groups.tolist()) - {-1}}
+        chosen = torch.full_like(examples, -1)
+        for group in sorted(shows, key=lambda group: (-len(shows[group]), group)):
+            chosen[shows[group]] = group
+        return chosen
 
     # -- what may be read
 

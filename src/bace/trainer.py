@@ -133,13 +133,14 @@ class Trainer:
         now.epochs, now.steps = stage.epochs, -(-len(examples) // stage.batch_size)
         while at.epoch < stage.epochs:
             now.epoch, now.step = at.epoch, 0
+            self.open()  # what has left the memory since is closed
             method.eval()
             method.before_epoch(stage)
             module.train()
             order = examples[torch.randperm(len(examples), generator=now.rng("order"))]
             for ids in order.split(stage.batch_size)[at.step :]:
                 now.step = at.step
-                self.set_learning_rate(stage, (at.epoch + at.step / now.steps) / stage.epochs)
+                self.set_learning_rate(stage, at.epoch + at.step / now.steps)
                 batch = self.stream.batch(ids, view=now.view() if stage.augment else None)
                 for part, piece in enumerate(method.expand(batch)):
                     # every step's dropout has its own seed, and every named pass its own again (Model.forward)
@@ -241,10 +242,12 @@ class Trainer:
                 optimiser.state[p] = {"momentum_buffer": torch.zeros_like(p)}
         return optimiser
 
-    def set_learning_rate(self, stage: Stage, progress: float) -> None:
+    def set_learning_rate(self, stage: Stage, epochs: float) -> None:
+        """For the step after so many epochs (a fraction too)."""
         if stage.schedule:
-            factor = stage.schedule(progress * stage.epochs)
+            factor = stage.schedule(epochs)
         else:
+            progress = epochs / stage.epochs
             factor = {
                 "constant": 1.0,
                 "linear": 1.0 - progress,
@@ -258,12 +261,16 @@ class Trainer:
 
     def enter(self, task: Task) -> None:
         self.set_task(task)
-        past = self.method.licence == "past"
-        self.stream.begin(task, self.method.remembered(), past=past)
-        if past and "joint training" not in self.stream.licences:
+        self.open()
+        if self.method.licence == "past" and "joint training" not in self.stream.licences:
             self.stream.licences.append("joint training")
             self.log({"event": "licence", "reason": "joint training: all earlier training data may be read"})
         self.set_stage("before task")
+
+    def open(self) -> None:
+        """The task's training examples and what is in memory now may be read."""
+        task = self.stream[self.method.now.task]
+        self.stream.begin(task, self.method.remembered(), past=self.method.licence == "past")
 
     def set_task(self, task: Task) -> None:
         now = self.method.now
