@@ -5,11 +5,14 @@ import importlib
 from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.bace import BaCE
+from bace.methods.clser import CLSER
+from bace.methods.derpp import DERpp
 from bace.methods.er import ER
+from bace.methods.gdumb import GDumb
 from bace.methods.mtl import MTL
 from bace.methods.seq import SEQ
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, DERpp, CLSER, GDumb, BaCE]
 
 
 def find_method(name: str) -> type[Method]:
