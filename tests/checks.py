@@ -23,8 +23,14 @@ from bace.settings import config_from
 from bace.trainer import Trainer
 
 
-def straight_run(tiny: Any, method: Any, modality: str, folder: Path, **changes: object) -> Result:
-    return bace.run(tiny.settings(modality, **{"method": method, **changes}), out=folder)
+def of_epochs(method: str, epochs: int = 2) -> dict[str, Any]:
+    """The method with this many epochs in all stages that have epochs of their own."""
+    own = {name: epochs for name in find_method(method).hyper_parameters() if name.endswith("_epochs")}
+    return {"name": method, **own}
+
+
+def straight_run(tiny: Any, method: str, modality: str, folder: Path, **changes: object) -> Result:
+    return bace.run(tiny.settings(modality, **{"method": of_epochs(method), **changes}), out=folder)
 
 
 def final_state(folder: Path) -> tuple[dict[str, Tensor], Any]:
@@ -49,9 +55,8 @@ def assert_same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tenso
 
 
 def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    result = bace.run(
-        tiny.settings(modality, method=method, **{"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4})
-    )
+    settings = {"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4}
+    result = bace.run(tiny.settings(modality, method=of_epochs(method, 20), **settings))
     assert result.matrix[0][0] >= (60 if modality == "token" else 80)  # entity-level F1 is the harder score
 
 
@@ -101,8 +106,20 @@ def check_memory_stays_within_its_budget(tiny: Any, method: str, modality: str, 
     assert (sum(sizes) > 0) == uses_memory
 
 
+def check_what_is_kept_was_announced(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    """Before the run the method says how many numbers it will keep; half an encoder is room for heads and tables. What
+    it keeps is logged after each task."""
+    learned, stream = assemble(config_from(tiny.settings(modality, method=method)))
+    encoder = sum(p.numel() for p in learned.model.encoder.parameters())
+    events = [json.loads(line) for line in (folder / "straight" / "log.jsonl").read_text().splitlines()]
+    kept = [event["kept"] / 4 for event in events if event["event"] == "task"]
+    assert len(kept) == len(stream)
+    assert all(found < learned.needs(task)[0] + encoder / 2 for task, found in enumerate(kept))
+    assert events[0]["needed"] >= 4 * max(learned.needs(task)[0] for task in range(len(stream)))
+
+
 def check_frozen_blocks_stay_frozen(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    config = config_from(tiny.settings(modality, method=method, **{"backbone.freeze": 1}))
+    config = config_from(tiny.settings(modality, method=of_epochs(method), **{"backbone.freeze": 1}))
     learned, stream = assemble(config)
     before = {k: v.clone() for k, v in learned.model.state_dict().items()}
     frozen = {name for name, p in learned.model.named_parameters() if not p.requires_grad}
@@ -121,7 +138,7 @@ def check_nothing_is_pickled(tiny: Any, method: str, modality: str, folder: Path
 
 def check_peeking_is_refused(tiny: Any, method: str, modality: str, folder: Path) -> None:
     """While a task is learned, its own test examples and later tasks' are closed to the method."""
-    config = config_from(tiny.settings(modality, method=method))
+    config = config_from(tiny.settings(modality, method=of_epochs(method)))
     learned, stream = assemble(config)
     asked: list[int] = []
     original = learned.before_epoch
@@ -171,6 +188,7 @@ CHECKS = [
     check_resume_equals_the_straight_run,
     check_a_finished_run_predicts_the_same,
     check_memory_stays_within_its_budget,
+    check_what_is_kept_was_announced,
     check_frozen_blocks_stay_frozen,
     check_nothing_is_pickled,
     check_peeking_is_refused,
@@ -201,19 +219,25 @@ def copying_at(points: list[tuple[str, int]], folder: Path) -> type[Trainer]:
 
 
 def resume_points(tiny: Any, method: str, modality: str) -> list[tuple[str, int]]:
-    """Resume points of each kind that this method passes: steps early and late, the others in the last tasks."""
+    """Resume points of each kind that this method passes: steps early, late and, if it has several stages, in the
+    middle of each as it comes last; the others in the last tasks."""
     met: dict[str, int] = {}
+    stages: dict[str, dict[int, list[int]]] = {}  # by name and task: the steps, counted from the start of the run
 
     class Counting(Trainer):
         def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
             met[kind] = met.get(kind, 0) + 1
+            if kind == "step":
+                stages.setdefault(self.method.now.stage, {}).setdefault(self.at.task, []).append(met[kind])
 
-    config = config_from(tiny.settings(modality, method=method))
+    config = config_from(tiny.settings(modality, method=of_epochs(method)))
     Counting(*assemble(config), config).run()
+    last = [steps[max(steps)] for steps in stages.values()]
+    inside = {steps[len(steps) // 2] for steps in last} if len(last) > 1 else set()
     return sorted(
         (kind, count)
         for kind, n in met.items()
-        for count in {"step": {2, 2 * n // 3 + 1}, "task": {n - 1}}.get(kind, {n - 1, n})
+        for count in {"step": {2, 2 * n // 3 + 1} | inside, "task": {n - 1}}.get(kind, {n - 1, n})
         if count
     )
 

@@ -19,7 +19,9 @@ from bace.config import Config
 from bace.errors import CheckpointError, TrainingError
 from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
+from bace.models.model import Model
 from bace.randomness import derive, seed_dropout
+from bace.room import bytes_kept
 from bace.stream import Stream, Task
 
 
@@ -181,8 +183,9 @@ class Trainer:
         self.set_stage("evaluate")
         row, detail = evaluate_seen(self.method, task, lenient=self.config.measure.map_foreign_types_to_O)
         self.results.matrix.append(row)
-        self.results.details.append(detail)
-        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": metrics.average_accuracy(row)})
+        self.results.details.append({**detail, "kept": (kept := bytes_kept(self.method))})
+        average = metrics.average_accuracy(row)
+        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, "kept": kept})
 
     def measure_transfer(self, task: Task) -> None:
         """Forward transfer, before a task is learned."""
@@ -198,8 +201,10 @@ class Trainer:
         valid = self.stream[self.at.task].valid
         if not self.config.train.early_stop or not len(valid):
             return False
+        module = stage.module()
+        model = module if isinstance(module, Model) else None  # what is trained may not be what predicts
         with self.stream.licence("validation", valid):
-            logits = self.method.outputs(valid).logits
+            logits = self.method.outputs(valid, model).logits
             loss = float(nn.functional.cross_entropy(logits, self.stream.labels(valid)[1]))
         better = self.at.best is None or loss < self.at.best
         self.at.best, self.at.stale = (loss, 0) if better else (self.at.best, self.at.stale + 1)

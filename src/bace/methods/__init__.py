@@ -5,11 +5,14 @@ import importlib
 from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.bace import BaCE
+from bace.methods.beef import BEEF
 from bace.methods.er import ER
+from bace.methods.foster import FOSTER
+from bace.methods.memo import MEMO
 from bace.methods.mtl import MTL
 from bace.methods.seq import SEQ
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, FOSTER, MEMO, BEEF, BaCE]
 
 
 def find_method(name: str) -> type[Method]:
