@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bace.config import Config
-from bace.method import Method
+from bace.method import Method, Stage
 from bace.models.model import Model
 from bace.runner import assemble
 from bace.settings import config_from
@@ -61,6 +61,33 @@ def begin(trainer: Trainer, task: int) -> None:
     method.eval()
     method.before_epoch(stage)
     stage.module().train()
+
+
+def at_stage(
+    tiny: Any, modality: str, method: dict[str, Any], name: str, task: int = 1, **changes: Any
+) -> tuple[Any, Trainer, Stage]:
+    """A method that has learned the tasks before `task` and its stages before `name`, at the first step of that."""
+    learned, stream, config = make(tiny, modality, method, **changes)
+    trainer = Trainer(learned, stream, config)
+    for earlier in range(task):
+        trainer.at = At(task=earlier)
+        trainer.learn(stream[earlier])
+    begin(trainer, task)
+    trainer.at = At(task=task, phase="train")
+    stages = learned.stages(stream[task])
+    while stages[trainer.at.stage].name != name:
+        trainer.train(stages[trainer.at.stage], len(stages))
+        trainer.at = At(task=task, phase="train", stage=trainer.at.stage + 1)
+    stage = stages[trainer.at.stage]
+    trainer.set_stage(name)
+    for make_ready in (stage.structure, stage.prepare):
+        if make_ready:
+            make_ready()
+    trainer.at.prepared = True
+    learned.eval()
+    learned.before_epoch(stage)
+    stage.module().train()
+    return learned, trainer, stage
 
 
 def take_step(method: Any, batch: Batch, lr: float = 0.05) -> None:
