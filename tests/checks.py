@@ -23,8 +23,14 @@ from bace.settings import config_from
 from bace.trainer import Trainer
 
 
-def straight_run(tiny: Any, method: Any, modality: str, folder: Path, **changes: object) -> Result:
-    return bace.run(tiny.settings(modality, **{"method": method, **changes}), out=folder)
+def of_epochs(method: str, epochs: int = 2) -> dict[str, Any]:
+    """The method with this many epochs in all stages that have epochs of their own."""
+    own = {name: epochs for name in find_method(method).hyper_parameters() if name.endswith("_epochs")}
+    return {"name": method, **own}
+
+
+def straight_run(tiny: Any, method: str, modality: str, folder: Path, **changes: object) -> Result:
+    return bace.run(tiny.settings(modality, **{"method": of_epochs(method), **changes}), out=folder)
 
 
 def final_state(folder: Path) -> tuple[dict[str, Tensor], Any]:
@@ -56,14 +62,14 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -> None:
     # room for the whole task in memory: GDumb learns from that alone
     settings = {"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4, "memory": 60}
-    learned, _ = assemble(config_from(tiny.settings(modality, method=method)))
+    learned, _ = assemble(config_from(tiny.settings(modality, method=of_epochs(method))))
     if not any(p.requires_grad for p in learned.model.encoder.embeddings.parameters()):
         # a method that freezes the backbone, which is random here and gives poor features: longer, on clean views
         settings |= {"train.epochs": 60, "train.lr": 0.03, "benchmark.augment": False}
     if modality == "token":
         # the optimiser for tokens: SGD learns them slowly, and without momentum (A-GEM) not at all in this time
         settings |= {"train.optimiser": "adamw"}
-    result = bace.run(tiny.settings(modality, method=method, **settings))
+    result = bace.run(tiny.settings(modality, method=of_epochs(method, 20), **settings))
     assert result.matrix[0][0] >= (60 if modality == "token" else 80)  # entity-level F1 is the harder score
 
 
@@ -113,8 +119,20 @@ def check_memory_stays_within_its_budget(tiny: Any, method: str, modality: str, 
     assert (sum(sizes) > 0) == uses_memory
 
 
+def check_what_is_kept_was_announced(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    """Before the run the method says how many numbers it will keep; half an encoder is room for heads and tables. What
+    it keeps is logged after each task."""
+    learned, stream = assemble(config_from(tiny.settings(modality, method=method)))
+    encoder = sum(p.numel() for p in learned.model.encoder.parameters())
+    events = [json.loads(line) for line in (folder / "straight" / "log.jsonl").read_text().splitlines()]
+    kept = [event["kept"] / 4 for event in events if event["event"] == "task"]
+    assert len(kept) == len(stream)
+    assert all(found < learned.needs(task)[0] + encoder / 2 for task, found in enumerate(kept))
+    assert events[0]["needed"] >= 4 * max(learned.needs(task)[0] for task in range(len(stream)))
+
+
 def check_frozen_blocks_stay_frozen(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    config = config_from(tiny.settings(modality, method=method, **{"backbone.freeze": 1}))
+    config = config_from(tiny.settings(modality, method=of_epochs(method), **{"backbone.freeze": 1}))
     learned, stream = assemble(config)
     before = {k: v.clone() for k, v in learned.model.state_dict().items()}
     frozen = {name for name, p in learned.model.named_parameters() if not p.requires_grad}
@@ -133,7 +151,7 @@ def check_nothing_is_pickled(tiny: Any, method: str, modality: str, folder: Path
 
 def check_peeking_is_refused(tiny: Any, method: str, modality: str, folder: Path) -> None:
     """While a task is learned, its own test examples and later tasks' are closed to the method."""
-    config = config_from(tiny.settings(modality, method=method))
+    config = config_from(tiny.settings(modality, method=of_epochs(method)))
     learned, stream = assemble(config)
     found: dict[int, Tensor] = {}  # the memory as each task found it; a task may already change it
     original = learned.before_epoch
@@ -183,6 +201,7 @@ CHECKS = [
     check_resume_equals_the_straight_run,
     check_a_finished_run_predicts_the_same,
     check_memory_stays_within_its_budget,
+    check_what_is_kept_was_announced,
     check_frozen_blocks_stay_frozen,
     check_nothing_is_pickled,
     check_peeking_is_refused,
@@ -224,7 +243,7 @@ def resume_points(tiny: Any, method: str, modality: str) -> list[tuple[str, int]
             if kind == "step":
                 steps_of.setdefault(self.method.now.stage, []).append(met[kind])
 
-    config = config_from(tiny.settings(modality, method=method))
+    config = config_from(tiny.settings(modality, method=of_epochs(method)))
     Counting(*assemble(config), config).run()
     late = {steps[2 * len(steps) // 3] for steps in steps_of.values()}
     return sorted(

@@ -179,6 +179,20 @@ def test_running_the_blocks_in_two_parts_is_running_them_all(saved, family, k):
         assert torch.equal(encoder.finish(hidden), encoder(inputs))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_relaxed_inputs_read_the_same_and_a_gradient_reaches_them(saved, family):
+    encoder = load_encoder(saved[family][1])
+    inputs = tiny_inputs(family)
+    relaxed = encoder.relax(inputs)
+    moved = relaxed[encoder.movable].clone().requires_grad_()
+    real = inputs["attention_mask"].bool() if family in TEXTS else slice(None)
+    hidden = encoder({**relaxed, encoder.movable: moved})
+    close(hidden[real], encoder(inputs)[real])
+    hidden[:, 0].pow(2).sum().backward()
+    assert moved.grad.abs().sum() > 0
+    assert not relaxed[encoder.movable].requires_grad
+
+
 def test_every_parameter_gets_a_gradient(saved):
     for family in FAMILIES:
         encoder = load_encoder(saved[family][1]).train()

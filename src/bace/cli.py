@@ -86,6 +86,7 @@ def run_command(words: list[str]) -> None:
     if HELP.keys() & options.keys():
         return print_settings(given, flags)
     from bace.progress import bar
+    from bace.room import in_words as in_bytes
     from bace.runner import read_config, run
 
     if "--resume" in options:
@@ -101,9 +102,11 @@ def run_command(words: list[str]) -> None:
     title = f"{config.method['name']} on {config.benchmark['name']}, seed {config.seed}"
     with bar(title) as show:
         if "--resume" in options:
-            result = run(resume=folder, show=show)
+            result = run(resume=folder, show=show, tell=print)
         else:
-            result = run(config, out=options.get("--out", [None])[0], show=show)
+            result = run(config, out=options.get("--out", [None])[0], show=show, tell=print)
+    kept = result.metrics["kept"]
+    print(f"kept: {in_bytes(kept[0])} after task 1, {in_bytes(kept[-1])} after task {len(kept)}")
     numbers = {key: result.metrics[key] for key in ("A_last", "A_avg", "FGT", "FWT", "seconds")}
     print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()))
     if result.folder:

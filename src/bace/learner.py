@@ -20,6 +20,7 @@ from bace.data.texts import Texts
 from bace.errors import CheckpointError, ConfigError, DataError
 from bace.method import Method
 from bace.methods import find_method
+from bace.room import check_room
 from bace.runner import attach, check_memory, load_backbone, make_method, prepare_torch, read_run
 from bace.settings import config_from, flatten
 from bace.stream import NO_IDS, Examples, Modality, Stream, Task
@@ -91,6 +92,7 @@ class Learner:
         saved = None if self.method is None else {k: _copied(v) for k, v in self.method.state_dict().items()}
         try:
             method = self._method_for(stream, config)
+            check_room(method, [len(self.tasks)])
             trainer = Trainer(method, stream, config)
             trainer.at = At(task=len(self.tasks))
             trainer.learn(stream[-1])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bace.config import Training
 from bace.memory import ElasticBuffers, Memory, herd
 from bace.models.heads import imprint
-from bace.models.model import Model, Output, frozen_copy
+from bace.models.model import Model, Output, count, frozen_copy
 from bace.randomness import derive, generator
 from bace.stream import Batch, Modality, Stream, Task
 
@@ -102,6 +102,7 @@ class Method(ElasticBuffers):
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
     keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
+    networks: ClassVar[int] = 1  # of the encoder's size, kept in parameters and buffers; the teacher comes on top
     scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
 
     model: Model
@@ -186,6 +187,12 @@ class Method(ElasticBuffers):
         """What early stopping watches, on clean views; None: this stage is never cut short."""
         return float(F.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
 
+    def needs(self, task: int) -> tuple[int, int]:
+        """Numbers kept, and numbers trained at once, while task `task` (the first is 0) is learned: it is told before a
+        run what that takes, and a run that cannot fit is refused. Heads are too small to count."""
+        encoder = self.model.encoder
+        return count(encoder) * (self.networks + (self.keeps_teacher and task > 0)), count(encoder, trained_only=True)
+
     # -- what methods are made of
 
     def stage(self, task: Task, **changes: Any) -> Stage:
@@ -251,12 +258,16 @@ class Method(ElasticBuffers):
         for group, members in self.stream.by_group(examples).items():
             free = members[~taken[members]]
             if self.memory.select == "herding" and self.stream.modality != "token":
-                order = herd(self.outputs(free).features, count)
+                order = herd(self.herded(free), count)
             else:
                 order = torch.randperm(len(free), generator=generator(self.now.seed, "keep", task.index, group))
             chosen[group] = free[order[:count]]
             taken[chosen[group]] = True
         return chosen
+
+    def herded(self, examples: Tensor) -> Tensor:  # (examples, width)
+        """The features that herding goes by."""
+        return self.outputs(examples).features
 
     def imprint(self, task: Task) -> None:
         """Make the task's head rows from data: the mean features of their classes (bace.md 1.4)."""

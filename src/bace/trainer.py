@@ -20,6 +20,7 @@ from bace.errors import CheckpointError, TrainingError
 from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
 from bace.randomness import derive, seed_dropout
+from bace.room import bytes_kept
 from bace.stream import Stream, Task
 
 
@@ -190,8 +191,9 @@ class Trainer:
         self.set_stage("evaluate")
         row, detail = evaluate_seen(self.method, task, lenient=self.config.measure.map_foreign_types_to_O)
         self.results.matrix.append(row)
-        self.results.details.append(detail)
-        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": metrics.average_accuracy(row)})
+        self.results.details.append({**detail, "kept": (kept := bytes_kept(self.method))})
+        average = metrics.average_accuracy(row)
+        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, "kept": kept})
 
     def measure_transfer(self, task: Task) -> None:
         """Forward transfer, before a task is learned."""

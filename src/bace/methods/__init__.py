@@ -6,6 +6,7 @@ from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.agem import AGEM
 from bace.methods.bace import BaCE
+from bace.methods.beef import BEEF
 from bace.methods.bic import BiC
 from bace.methods.clser import CLSER
 from bace.methods.dde import DDE
@@ -13,6 +14,7 @@ from bace.methods.derpp import DERpp
 from bace.methods.eeil import EEIL
 from bace.methods.er import ER
 from bace.methods.ewc import EWC
+from bace.methods.foster import FOSTER
 from bace.methods.gd import GD
 from bace.methods.gdumb import GDumb
 from bace.methods.hal import HAL
@@ -21,6 +23,7 @@ from bace.methods.icarl import ICaRL
 from bace.methods.il2m import IL2M
 from bace.methods.lucir import LUCIR
 from bace.methods.lwf import LwF
+from bace.methods.memo import MEMO
 from bace.methods.more import MORE
 from bace.methods.mtl import MTL
 from bace.methods.podnet import PODNet
@@ -45,6 +48,9 @@ METHODS: list[type[Method]] = [
     GD,
     BiC,
     IL2M,
+    FOSTER,
+    MEMO,
+    BEEF,
     HAT,
     AGEM,
     MORE,
