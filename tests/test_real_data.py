@@ -66,8 +66,7 @@ def test_a_method_learns_real_pictures(real_data: Path, real_models: Path, metho
     config = config_from({**settings, "method": method})
     events: list[dict[str, Any]] = []
     results = Trainer(*assemble(config), config, log=events.append).run()
-    first = [event["loss"] for event in events if event["event"] == "epoch" and event["task"] == 1]
-    trained = [loss for loss in first if loss is not None]
-    assert all(late < early for early, late in zip(trained[:1], trained[2:3], strict=False))
+    losses = [event["loss"] for event in events if event["event"] == "epoch" and event["task"] == 1]
+    assert losses[-1] is None or losses[-1] < losses[0]  # None: a stage without gradient
     assert results.matrix[0][0] > 40  # chance: 20
     assert len(results.matrix) == 2
