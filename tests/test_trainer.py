@@ -735,6 +735,18 @@ def test_a_stage_ends_after_so_many_epochs_without_a_better_validation_loss(pati
     assert ("validation" in trainer.stream.licences) == bool(patience and valid)
 
 
+def test_a_stage_that_does_not_train_the_models_logits_is_never_stopped_early():
+    class Unvalidated(Scripted):
+        def stages(self, task: Task) -> list[Stage]:
+            return [self.stage(task, validated=False)]
+
+    log: list[Any] = []
+    trainer = trainer_of(Unvalidated(SCRIPT), epochs=6, early_stop=1, valid=2, callbacks={"log": log.append})
+    trainer.run()
+    assert [e["epoch"] for e in log if e["event"] == "epoch"] == 2 * list(range(6))
+    assert "validation" not in trainer.stream.licences
+
+
 def test_early_stopping_resumes_exactly():
     cuts = assert_resumes_exactly(lambda **more: trainer_of(Scripted(SCRIPT), epochs=6, early_stop=2, valid=2, **more))
     assert {cut.state["at"]["stale"] for cut in cuts} == {0, 1}

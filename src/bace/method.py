@@ -63,6 +63,7 @@ class Stage:
     parameters: Callable[[], Iterable[nn.Parameter]] | None = None  # default: all of the module's
     augment: bool = True  # random views; otherwise clean ones
     optimise: bool = True  # False: a stage without gradients
+    validated: bool = True  # False: never stopped early, for the model's logits are not what it trains
     lr: float | None = None  # default: the run's, as for the optimiser, momentum and schedule
     optimiser: Literal["sgd", "adamw"] | None = None
     momentum: float | None = None

@@ -196,7 +196,7 @@ class Trainer:
     def converged(self, stage: Stage) -> bool:
         """Early stopping on the validation loss; off unless `train.early_stop` is set."""
         valid = self.stream[self.at.task].valid
-        if not self.config.train.early_stop or not len(valid):
+        if not (self.config.train.early_stop and stage.validated and len(valid)):
             return False
         with self.stream.licence("validation", valid):
             logits = self.method.outputs(valid).logits

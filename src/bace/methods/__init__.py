@@ -8,8 +8,9 @@ from bace.methods.bace import BaCE
 from bace.methods.er import ER
 from bace.methods.mtl import MTL
 from bace.methods.seq import SEQ
+from bace.methods.slda import SLDA
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE, SLDA]
 
 
 def find_method(name: str) -> type[Method]:
