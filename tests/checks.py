@@ -49,9 +49,12 @@ def assert_same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tenso
 
 
 def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    result = bace.run(
-        tiny.settings(modality, method=method, **{"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4})
-    )
+    settings = {"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4}
+    learned, _ = assemble(config_from(tiny.settings(modality, method=method)))
+    if not any(p.requires_grad for p in learned.model.encoder.embeddings.parameters()):
+        # a method that freezes the backbone, which is random here and gives poor features: longer, on clean views
+        settings |= {"train.epochs": 60, "train.lr": 0.003, "train.optimiser": "adamw", "benchmark.augment": False}
+    result = bace.run(tiny.settings(modality, method=method, **settings))
     assert result.matrix[0][0] >= (60 if modality == "token" else 80)  # entity-level F1 is the harder score
 
 
@@ -202,25 +205,28 @@ def copying_at(points: list[tuple[str, int]], folder: Path) -> type[Trainer]:
 
 
 def resume_points(tiny: Any, method: str, modality: str) -> list[tuple[str, int]]:
-    """Resume points of each kind that this method passes: steps early and late and in the middle of each stage of the
-    last task, the others in the last tasks."""
+    """Resume points of each kind that this method passes: an early step and one within each stage, as late as it is
+    met; the other kinds in the last tasks."""
     met: dict[str, int] = {}
-    steps_of: dict[tuple[int, str], list[int]] = {}  # by task and stage
+    passed: dict[str, list[int]] = {}  # steps of each stage, in the last task that has it
 
     class Counting(Trainer):
+        def train(self, stage: Any, stages: int) -> None:
+            passed[stage.name] = []
+            super().train(stage, stages)
+
         def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
             met[kind] = met.get(kind, 0) + 1
             if kind == "step":
-                steps_of.setdefault((self.at.task, self.method.now.stage), []).append(met[kind])
+                passed[self.method.now.stage].append(met[kind])
 
     config = config_from(tiny.settings(modality, method=method))
-    learned, stream = assemble(config)
-    Counting(learned, stream, config).run()
-    within = {of[len(of) // 2] for (task, _), of in steps_of.items() if task == len(stream) - 1}
+    Counting(*assemble(config), config).run()
+    within = {counts[2 * len(counts) // 3] for counts in passed.values() if counts}
     return sorted(
         (kind, count)
         for kind, n in met.items()
-        for count in {"step": {2, 2 * n // 3 + 1} | within, "task": {n - 1}}.get(kind, {n - 1, n})
+        for count in {"step": {2, *within}, "task": {n - 1}}.get(kind, {n - 1, n})
         if count
     )
 

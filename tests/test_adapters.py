@@ -127,14 +127,23 @@ def test_a_prefix_frozen_afterwards_freezes_its_adapters_too(encoders):
     assert [a.up.weight.requires_grad for a in adapters] == [False] * 4 + [True] * 2
 
 
-def test_adding_twice_or_after_freezing_is_refused(encoders):
+@pytest.mark.parametrize("family", ["vit", "bert"])
+def test_a_prefix_frozen_before_gets_no_adapters_and_stays_frozen(encoders, family):
+    encoder = copy.deepcopy(encoders[family])
+    before = encoder(tiny_inputs(family))
+    freeze_prefix(encoder, 2)
+    adapters = add_adapters(encoder, HIDDEN, seeded())
+    assert len(adapters) == 2 * (DEPTH - 2)
+    assert [a for block in encoder.blocks[2:] for a in block.modules() if isinstance(a, Adapter)] == adapters
+    assert not any(p.requires_grad for part in (encoder.embeddings, *encoder.blocks[:2]) for p in part.parameters())
+    assert all(p.requires_grad for part in (*adapters, encoder.norm) for p in part.parameters())
+    assert torch.equal(encoder(tiny_inputs(family)), before)
+
+
+def test_adding_twice_or_nothing_is_refused(encoders):
     encoder = copy.deepcopy(encoders["bert"])
     add_adapters(encoder, HIDDEN, seeded())
     with pytest.raises(ConfigError, match="already has adapters"):
-        add_adapters(encoder, HIDDEN, seeded())
-    encoder = copy.deepcopy(encoders["bert"])
-    freeze_prefix(encoder, 1)
-    with pytest.raises(ConfigError, match="already has a frozen prefix"):
         add_adapters(encoder, HIDDEN, seeded())
     with pytest.raises(ConfigError, match="at least 1 hidden unit, not 0"):
         add_adapters(copy.deepcopy(encoders["bert"]), 0, seeded())

@@ -63,10 +63,10 @@ class Stage:
     parameters: Callable[[], Iterable[nn.Parameter]] | None = None  # default: all of the module's
     augment: bool = True  # random views; otherwise clean ones
     optimise: bool = True  # False: a stage without gradients
-    validated: bool = True  # False: never stopped early, for the model's logits are not what it trains
-    lr: float | None = None  # default: the run's, as for the optimiser, momentum and schedule
+    lr: float | None = None  # default: the run's, as for the optimiser, momentum, clip and schedule
     optimiser: Literal["sgd", "adamw"] | None = None
     momentum: float | None = None
+    clip: float | None = None
     schedule: Callable[[float], float] | None = None  # epochs done (a fraction too) -> factor of the learning rate
     structure: Callable[[], None] | None = None
     prepare: Callable[[], None] | None = None
@@ -169,6 +169,10 @@ class Method(ElasticBuffers):
         with torch.inference_mode():
             out: Output = self.model(batch)
         return out.logits
+
+    def validation_loss(self, examples: Tensor) -> float | None:
+        """What early stopping watches, on clean views; None: this stage is never cut short."""
+        return float(F.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
 
     # -- what methods are made of
 

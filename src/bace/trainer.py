@@ -168,8 +168,8 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
             total.backward()
             method.before_step(batch)
-            if self.config.train.clip:
-                nn.utils.clip_grad_norm_(parameters, self.config.train.clip)
+            if clip := self.config.train.clip if stage.clip is None else stage.clip:
+                nn.utils.clip_grad_norm_(parameters, clip)
             optimiser.step()
             for name, term in terms.items():
                 self.at.sums[name] = self.at.sums.get(name, 0.0) + float(term.detach())
@@ -196,11 +196,12 @@ class Trainer:
     def converged(self, stage: Stage) -> bool:
         """Early stopping on the validation loss; off unless `train.early_stop` is set."""
         valid = self.stream[self.at.task].valid
-        if not (self.config.train.early_stop and stage.validated and len(valid)):
+        if not self.config.train.early_stop or not len(valid):
             return False
         with self.stream.licence("validation", valid):
-            logits = self.method.outputs(valid).logits
-            loss = float(nn.functional.cross_entropy(logits, self.stream.labels(valid)[1]))
+            loss = self.method.validation_loss(valid)
+        if loss is None:
+            return False
         better = self.at.best is None or loss < self.at.best
         self.at.best, self.at.stale = (loss, 0) if better else (self.at.best, self.at.stale + 1)
         return self.at.stale >= self.config.train.early_stop

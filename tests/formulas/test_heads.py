@@ -106,6 +106,13 @@ def test_linear_logits_by_hand() -> None:
     torch.testing.assert_close(head(torch.tensor([[2.0, 1.0]])), torch.tensor([[4.0, 5.5]]))
 
 
+def test_a_linear_head_without_bias_is_its_rows_alone() -> None:
+    head = grown(LinearHead(2, bias=False), 1, 1)
+    assert [p.shape for p in head.parameters()] == [(1, 2), (1, 2)]
+    head.blocks[0].data, head.blocks[1].data = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0]])
+    torch.testing.assert_close(head(torch.tensor([[2.0, 1.0]])), torch.tensor([[4.0, 5.0]]))
+
+
 @pytest.mark.parametrize("kind", [CosineHead, LinearHead])
 def test_a_head_without_classes_gives_no_columns(kind: type[Head]) -> None:
     assert kind(4).double()(torch.randn(3, 4, dtype=torch.float64)).shape == (3, 0)

@@ -7,10 +7,11 @@ from bace.method import Method
 from bace.methods.bace import BaCE
 from bace.methods.er import ER
 from bace.methods.mtl import MTL
+from bace.methods.owm import OWM
 from bace.methods.seq import SEQ
 from bace.methods.slda import SLDA
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE, SLDA]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE, SLDA, OWM]
 
 
 def find_method(name: str) -> type[Method]:

@@ -62,7 +62,7 @@ class SLDA(Method):
         self.means, self.counts = torch.cat([self.means, zeros(new, width)]), torch.cat([self.counts, zeros(new)])
 
     def stages(self, task: Task) -> list[Stage]:
-        return [self.stage(task, epochs=1, optimise=False, augment=False, validated=False)]
+        return [self.stage(task, epochs=1, optimise=False, augment=False)]
 
     def loss(self, batch: Batch) -> None:
         self.observe(self.peek([batch]).features.double(), batch.targets)
@@ -95,6 +95,9 @@ class SLDA(Method):
         if self.in_base:
             n = self.counts.sum()
             self.scatter, self.inverse = n * shrunk(self.scatter / n, n), None
+
+    def validation_loss(self, examples: Tensor) -> None:
+        """Nothing to stop."""
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
         """mu_c^T Lambda x - mu_c^T Lambda mu_c / 2, where Lambda inverts (1 - eps) Sigma + eps I."""

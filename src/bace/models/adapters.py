@@ -44,23 +44,31 @@ def add_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> l
     """Puts an adapter after the attention and after the MLP of every block, inside the residual branch, in place.
 
     Afterwards the adapters and all LayerNorms are trainable and nothing else is. The encoder's outputs do not change.
-    To freeze a prefix as well, freeze it afterwards: its adapters are then frozen too.
+    A prefix that is frozen already gets no adapters and stays frozen. One frozen afterwards keeps its adapters, as the
+    identity they are.
 
     Returns:
         The adapters from the lowest block up, attention before MLP.
     """
-    if encoder.frozen is not None or any(isinstance(module, Adapter) for module in encoder.modules()):
-        state = "a frozen prefix" if encoder.frozen is not None else "adapters"
-        raise ConfigError(f"this encoder already has {state}: add adapters once, and before freezing.")
+    if any(isinstance(module, Adapter) for module in encoder.modules()):
+        raise ConfigError("this encoder already has adapters: add them once.")
+    prefix = [] if encoder.frozen is None else [encoder.embeddings, *encoder.blocks[: encoder.frozen]]
+    frozen = {module for part in prefix for module in part.modules()}
     encoder.requires_grad_(False)
     adapters = []
-    for block in encoder.blocks:
+    for block in encoder.blocks[encoder.frozen or 0 :]:
         for parent, name in encoder.adapter_sites(block):
             linear = parent.get_submodule(name)
             adapter = Adapter(encoder.width, hidden, generator).to(next(linear.parameters()).device)
             setattr(parent, name, nn.Sequential(OrderedDict(linear=linear, adapter=adapter)))
             adapters.append(adapter)
     for module in encoder.modules():
-        if isinstance(module, nn.LayerNorm):
+        if isinstance(module, nn.LayerNorm) and module not in frozen:
             module.requires_grad_(True)
     return adapters
+
+
+def own_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> list[Adapter]:
+    """The adapters of a method that cannot do without: those the encoder has, or new ones."""
+    found = [module for module in encoder.modules() if isinstance(module, Adapter)]
+    return found or add_adapters(encoder, hidden, generator)

@@ -41,15 +41,21 @@ class Head(nn.Module):
 
 
 class LinearHead(Head):
-    """z = W h + b."""
+    """z = W h + b.
 
-    def __init__(self, width: int) -> None:
+    Args:
+        bias: whether there is a b; it starts at zero.
+    """
+
+    def __init__(self, width: int, *, bias: bool = True) -> None:
         super().__init__(width)
         self.biases = nn.ParameterList()
+        self.bias = bias
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         super().grow(classes, generator)
-        self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
+        if self.bias:
+            self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
 
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
         logits = self.products(features, self.weight)
