@@ -8,10 +8,11 @@ from bace.methods.bace import BaCE
 from bace.methods.er import ER
 from bace.methods.mtl import MTL
 from bace.methods.owm import OWM
+from bace.methods.pass_ import PASS
 from bace.methods.seq import SEQ
 from bace.methods.slda import SLDA
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE, SLDA, OWM]
+METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE, SLDA, OWM, PASS]
 
 
 def find_method(name: str) -> type[Method]:

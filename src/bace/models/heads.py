@@ -62,6 +62,30 @@ class LinearHead(Head):
         return logits + torch.cat(list(self.biases)) if len(self.biases) else logits
 
 
+class AugmentedHead(LinearHead):
+    """A linear head over more labels than classes: view k of class c is label `views` c + k (PASS).
+
+    As a classifier it gives the logits of the classes as they are, view 0; `all` gives those of every label.
+    """
+
+    def __init__(self, width: int, views: int) -> None:
+        super().__init__(width)
+        self.views = views
+
+    @property
+    def classes(self) -> int:
+        return super().classes // self.views
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        super().grow(self.views * classes, generator)
+
+    def all(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, views * classes)
+        return super().forward(features)
+
+    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
+        return self.all(features)[:, :: self.views]
+
+
 class CosineHead(Head):
     """z_c = sigma <h/|h|, w_c/|w_c|>, one learned sigma for all classes of all tasks (LUCIR's layer; bace.md 1.3).
 
