@@ -15,6 +15,7 @@ test: .venv/.test
 bench: .venv/.setup
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/bace_cost.py
+	$(BIN)/python benchmarks/methods.py
 clean:
 	rm -rf .venv build dist demo
 

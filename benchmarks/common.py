@@ -3,6 +3,7 @@
 import multiprocessing
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bace.models.encoders import ViTEncoder
 from bace.models.heads import CosineHead
 from bace.models.model import Model
 from bace.stream import Stream, Task
+from bace.trainer import At, Trainer
 
 WIDTH, DEPTH, SIDE, PATCH = 128, 6, 32, 8  # 16 tokens and the class token
 CLASSES = 10  # a task
@@ -82,11 +84,38 @@ def second_task(method: str, examples: int, batch: int, **settings: Any) -> tupl
     return learned, stream, config
 
 
-def clocked(work: Callable[[], object]) -> tuple[float, float]:
-    """Wall and CPU seconds."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - cpu
+Mark = Callable[[], None]  # called after every step
+
+
+def trained_by_library(method: str, examples: int, batch: int, **settings: Any) -> Callable[[Mark], None]:
+    """The second task's epoch by the library, ready to go."""
+    learned, stream, config = second_task(method, examples, batch, **settings)
+
+    def epoch(mark: Mark) -> None:
+        trainer = Trainer(learned, stream, config, show=lambda done, text: mark())
+        trainer.at = At(task=1)
+        trainer.enter(stream[1])
+        learned.grow(stream[1])
+        trainer.train(learned.stages(stream[1])[0], 1)
+
+    return epoch
+
+
+def step_times(work: Callable[[Mark], None]) -> list[float]:
+    """Seconds of every step; what comes before the first step (tables of the epoch) is the first one's."""
+    marks = [time.perf_counter()]
+    work(lambda: marks.append(time.perf_counter()))
+    return [after - before for before, after in pairwise(marks)]
+
+
+def least(runs: list[list[float]]) -> float:
+    """Seconds of an epoch, each of its steps the fastest of the repetitions: a disturbed second costs one step of one
+    repetition, not the whole of it."""
+    return sum(min(times) for times in zip(*runs, strict=True))
+
+
+def ignore() -> None:
+    """The mark of a run that is not timed."""
 
 
 def peak_memory(work: Callable[..., object], *arguments: object) -> int:

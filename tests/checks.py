@@ -42,18 +42,27 @@ def assert_same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tenso
     assert one[1] == other[1]
     assert one[0].keys() == other[0].keys()
     for name, value in one[0].items():
-        assert torch.equal(value, other[0][name]), name
+        assert same_bits(value, other[0][name]), name
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Equal, and NaN (the padding of a memory's notes) in the same places."""
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 # -- the checks
 
 
 def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    settings = {"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4}
+    # room for the whole task in memory: GDumb learns from that alone
+    settings = {"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4, "memory": 60}
     learned, _ = assemble(config_from(tiny.settings(modality, method=method)))
     if not any(p.requires_grad for p in learned.model.encoder.embeddings.parameters()):
         # a method that freezes the backbone, which is random here and gives poor features: longer, on clean views
         settings |= {"train.epochs": 60, "train.lr": 0.003, "train.optimiser": "adamw", "benchmark.augment": False}
+    if modality == "token":
+        # the optimiser for tokens: SGD learns them slowly, and without momentum (A-GEM) not at all in this time
+        settings |= {"train.optimiser": "adamw"}
     result = bace.run(tiny.settings(modality, method=method, **settings))
     assert result.matrix[0][0] >= (60 if modality == "token" else 80)  # entity-level F1 is the harder score
 
@@ -66,7 +75,7 @@ def check_two_runs_are_equal(tiny: Any, method: str, modality: str, folder: Path
 def check_seed_matters(tiny: Any, method: str, modality: str, folder: Path) -> None:
     straight_run(tiny, method, modality, folder / "seed", seed=1)
     one, other = (final_state(folder / name)[0] for name in ("straight", "seed"))
-    assert any(not torch.equal(value, other[name]) for name, value in one.items())
+    assert one.keys() != other.keys() or any(not torch.equal(value, other[name]) for name, value in one.items())
 
 
 def check_resume_equals_the_straight_run(
@@ -109,7 +118,7 @@ def check_frozen_blocks_stay_frozen(tiny: Any, method: str, modality: str, folde
     config = config_from(tiny.settings(modality, method=method, **{"backbone.freeze": 1}))
     learned, stream = assemble(config)
     before = {k: v.clone() for k, v in learned.state_dict().items() if isinstance(v, Tensor)}
-    frozen = {name for name, p in learned.named_parameters() if not p.requires_grad}
+    frozen = {f"model.{name}" for name, p in learned.model.named_parameters() if not p.requires_grad}
     assert frozen
     Trainer(learned, stream, config).run()
     after = learned.state_dict()
@@ -127,7 +136,7 @@ def check_peeking_is_refused(tiny: Any, method: str, modality: str, folder: Path
     """While a task is learned, its own test examples and later tasks' are closed to the method."""
     config = config_from(tiny.settings(modality, method=method))
     learned, stream = assemble(config)
-    asked: list[int] = []
+    found: dict[int, Tensor] = {}  # the memory as each task found it; a task may already change it
     original = learned.before_epoch
 
     def peeking(stage: Any) -> None:
@@ -140,14 +149,14 @@ def check_peeking_is_refused(tiny: Any, method: str, modality: str, folder: Path
             with pytest.raises(StreamRefused):
                 stream.labels(ids[:1])
         if learned.licence == "task" and learned.now.task:
-            gone = stream[0].train[~torch.isin(stream[0].train, learned.remembered())]
+            memory = found.setdefault(learned.now.task, learned.remembered())
+            gone = stream[0].train[~torch.isin(stream[0].train, memory)]
             with pytest.raises(StreamRefused):
                 stream.batch(gone[:1])
-            asked.append(1)
 
     learned.before_epoch = peeking  # type: ignore[method-assign]
     Trainer(learned, stream, config).run()
-    assert asked or learned.licence == "past"
+    assert found or learned.licence == "past"
 
 
 def check_learner(tiny: Any, method: str, modality: str, folder: Path) -> None:
@@ -205,28 +214,24 @@ def copying_at(points: list[tuple[str, int]], folder: Path) -> type[Trainer]:
 
 
 def resume_points(tiny: Any, method: str, modality: str) -> list[tuple[str, int]]:
-    """Resume points of each kind that this method passes: an early step and one within each stage, as late as it is
-    met; the other kinds in the last tasks."""
+    """Resume points of each kind that this method passes: steps early and late, and late in every stage that it has;
+    the others in the last tasks."""
     met: dict[str, int] = {}
-    passed: dict[str, list[int]] = {}  # steps of each stage, in the last task that has it
+    steps_of: dict[str, list[int]] = {}  # by stage
 
     class Counting(Trainer):
-        def train(self, stage: Any, stages: int) -> None:
-            passed[stage.name] = []
-            super().train(stage, stages)
-
-        def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
+        def resume_point(self, kind: str, **options: Any) -> None:
             met[kind] = met.get(kind, 0) + 1
             if kind == "step":
-                passed[self.method.now.stage].append(met[kind])
+                steps_of.setdefault(self.method.now.stage, []).append(met[kind])
 
     config = config_from(tiny.settings(modality, method=method))
     Counting(*assemble(config), config).run()
-    within = {counts[2 * len(counts) // 3] for counts in passed.values() if counts}
+    late = {steps[2 * len(steps) // 3] for steps in steps_of.values()}
     return sorted(
         (kind, count)
         for kind, n in met.items()
-        for count in {"step": {2, *within}, "task": {n - 1}}.get(kind, {n - 1, n})
+        for count in {"step": {2, *late}, "task": {n - 1}}.get(kind, {n - 1, n})
         if count
     )
 

@@ -90,6 +90,42 @@ def test_a_text_reads_the_same_alone_and_padded_beside_others(saved, family, len
             torch.testing.assert_close(together[i, :length], alone[0], rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("family", TEXTS)
+def test_word_vectors_instead_of_ids_read_the_same(saved, family):
+    model, folder = saved[family]
+    inputs = tiny_inputs(family)
+    encoder = load_encoder(folder)
+    relaxed = encoder.relax(inputs)
+    assert relaxed.keys() == inputs.keys() - {"input_ids"} | {"inputs_embeds"}
+    vectors = relaxed[encoder.movable]
+    table = model.get_input_embeddings().weight
+    assert torch.equal(vectors[1, 3], table[inputs["input_ids"][1, 3]])
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        close(encoder(relaxed)[real], reference(model, inputs).last_hidden_state[real])
+    vectors.requires_grad_()
+    encoder({**relaxed, "inputs_embeds": vectors})[:, 0].sum().backward()
+    assert vectors.grad is not None
+    assert (vectors.grad[real].abs().sum(1) > 0).all()
+    assert (vectors.grad[~real] == 0).all()
+    far = 100 * vectors.detach()
+    assert torch.equal(encoder.clamp(far), far)  # a word vector may be anything
+
+
+@pytest.mark.parametrize("family", IMAGES)
+def test_moved_pixels_are_clamped_to_black_and_white(saved, family):
+    encoder = load_encoder(saved[family][1])
+    pixels = tiny_inputs(family)
+    assert encoder.relax(pixels)[encoder.movable] is pixels["pixel_values"]
+    clamped = encoder.clamp(100 * pixels["pixel_values"])
+    for channel in range(3):
+        shade = clamped[:, channel] * encoder.std[channel] + encoder.mean[channel]  # as it was before normalisation
+        assert shade.min() == pytest.approx(0, abs=1e-6)
+        assert shade.max() == pytest.approx(1, abs=1e-6)
+    inside = 0.1 * pixels["pixel_values"]
+    assert torch.equal(encoder.clamp(inside), inside)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_taps_are_the_outputs_of_the_blocks(saved, family):
     model, folder = saved[family]

@@ -12,6 +12,7 @@ from torch import Tensor
 from bace.data.images import Images
 from bace.errors import DataError
 from bace.randomness import derive, uniform
+from bace.stream import MIRRORED
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -201,3 +202,13 @@ def test_taken_pictures_come_first_when_they_are_prepended():
     assert torch.equal(view(new, [0, 1, 2, 3, 4], None), torch.cat(expected))
     with pytest.raises(DataError, match="resize them alike"):
         Images(pictures(1, 3, 9, 9), size=8).prepend(kept)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_mirrored_view_is_the_clean_one_left_to_right_where_training_mirrors(window):
+    pixels = pictures(3)
+    for augment, flip in ((True, True), (True, False), (False, True)):
+        images = Images(pixels, size=8 if window is None else 5, augment=augment, flip=flip, window=window)
+        clean = view(images, [0, 1, 2], None)
+        expected = torch.tensor(clean.numpy()[..., ::-1].copy()) if augment and flip else clean
+        assert torch.equal(view(images, [0, 1, 2], MIRRORED), expected)

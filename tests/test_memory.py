@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.memory import Memory, herd
+from bace.memory import Memory, draw_balanced, herd, stack_rows, unstack_rows
 from bace.randomness import generator
 from bace.runner import assemble
 from bace.settings import config_from
@@ -346,6 +346,13 @@ def test_balanced_counts_differ_by_at_most_one_once_every_class_was_offered_its_
         assert len(memory) <= size
 
 
+def test_balancing_with_a_number_per_class_takes_that_many_of_each_and_lets_none_go():
+    memory = Memory(per_class=2)
+    memory.offer_greedy(ids(1, 2, 3, 4, 5), 0, ids(0, 0, 0, 1, 1), RNG)
+    memory.offer_greedy(ids(6, 7, 8), 1, ids(2, 1, 2), RNG)
+    assert groups_of(memory) == {0: [1, 2], 1: [4, 5], 2: [6, 8]}
+
+
 # -- notes
 
 
@@ -406,6 +413,54 @@ def test_every_slot_keeps_its_own_note_whatever_is_done(actions):
             assert note[width:].isnan().all()
 
 
+def test_notes_of_several_rows_are_padded_in_rows_and_columns():
+    """A sentence of two words and three classes, then one of one word and four classes, then a longer one."""
+    memory, nan = Memory(size=10), math.nan
+    memory.note("logits", torch.zeros(0, 0, 0))
+    same = {"equal_nan": True, "rtol": 0, "atol": 0}
+    memory.add(ids(1), 0, ids(0), logits=torch.tensor([[[1.0, 2, 3], [4, 5, 6]]]))
+    memory.add(ids(2), 1, ids(1), logits=torch.tensor([[[7.0, 8, 9, 10]]]))
+    one, two = [[1, 2, 3, nan], [4, 5, 6, nan]], [[7, 8, 9, 10], [nan] * 4]
+    torch.testing.assert_close(memory.logits, torch.tensor([one, two]), **same)
+    memory.put(ids(0), ids(3), 1, ids(1), logits=torch.tensor([[[1.0], [2], [3]]]))  # more rows, fewer columns
+    longer = [[1, nan, nan, nan], [2, nan, nan, nan], [3, nan, nan, nan]]
+    torch.testing.assert_close(memory.logits, torch.tensor([longer, [*two, [nan] * 4]]), **same)
+    memory.keep(ids(1))
+    torch.testing.assert_close(memory.logits, torch.tensor([[*two, [nan] * 4]]), **same)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 3), st.data())
+@settings(max_examples=40, deadline=None)
+def test_stacked_rows_come_back_for_any_draw_of_examples(lengths, width, data):
+    """Against a plain list of each example's rows; a draw may name an example twice."""
+    values = torch.arange(float(sum(lengths) * width)).reshape(-1, width)
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    own = values.split(lengths)
+    stacked = stack_rows(values, owner, len(lengths))
+    assert stacked.shape == (len(lengths), max(lengths), width)
+    for rows, note in zip(own, stacked, strict=True):
+        assert torch.equal(note[: len(rows)], rows)
+        assert note[len(rows) :].isnan().all()
+    drawn = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=8))
+    again = torch.repeat_interleave(torch.arange(len(drawn)), torch.tensor([lengths[i] for i in drawn]))
+    assert torch.equal(unstack_rows(stacked[drawn], again), torch.cat([own[i] for i in drawn]))
+
+
+def test_the_reservoir_keeps_the_notes_of_several_rows_with_their_example():
+    """The note of example e has 1 + e % 3 rows of e, as wide as the batch it came with."""
+    memory = Memory(size=6)
+    memory.note("logits", torch.zeros(0, 0, 0))
+    for turn, part in enumerate(torch.arange(60).split(7)):
+        rows = 1 + part % 3
+        owner = torch.repeat_interleave(torch.arange(len(part)), rows)
+        notes = stack_rows(part[owner].double()[:, None].expand(-1, 2 + turn), owner, len(part))
+        memory.offer_reservoir(part, turn, part % 2, generator("rows", turn), logits=notes)
+    assert len(set(memory.task.tolist())) > 1
+    for example, turn, note in zip(memory.examples.tolist(), memory.task.tolist(), memory.logits, strict=True):
+        assert (~note.isnan()).sum() == (1 + example % 3) * (2 + turn)
+        assert (note[: 1 + example % 3, : 2 + turn] == example).all()
+
+
 # -- state
 
 
@@ -443,3 +498,30 @@ def test_draws_are_uniform_over_slots_and_with_replacement():
     drawn = np.bincount(memory.draw(5000, generator("draw")).numpy(), minlength=5)
     assert np.abs(drawn - 1000).max() < 4.5 * math.sqrt(5000 * 0.2 * 0.8)
     assert len(memory.draw(50, generator("more"))) == 50  # more than there are slots
+
+
+def test_the_first_of_each_group_are_listed_in_their_order_and_nothing_is_dropped():
+    memory = Memory()
+    memory.add(ids(7, 3, 9), 0, ids(1, 1, 1))
+    memory.add(ids(4), 1, ids(0))
+    assert {group: examples.tolist() for group, examples in memory.first(2).items()} == {0: [4], 1: [7, 3]}
+    assert len(memory) == 4
+    assert Memory().first(3) == {}
+
+
+@given(st.lists(st.integers(0, 4), max_size=30), st.integers(0, 1000))
+@settings(max_examples=50, deadline=None)
+def test_a_balanced_draw_has_as_many_distinct_rows_of_each_class_as_the_rarest_has(labels, seed):
+    drawn = draw_balanced(torch.tensor(labels, dtype=torch.int64), torch.Generator().manual_seed(seed)).tolist()
+    assert drawn == sorted(set(drawn))
+    counts = Counter(labels)
+    least = min(counts.values(), default=0)
+    assert Counter(labels[i] for i in drawn) == dict.fromkeys(counts, least)
+
+
+def test_every_row_of_a_class_is_as_likely_in_a_balanced_draw():
+    labels = torch.tensor([0, 1, 0, 0, 1, 0])
+    often = Counter(i for seed in range(4000) for i in draw_balanced(labels, generator(seed, "draw")).tolist())
+    assert often[1] == often[4] == 4000
+    for i in (0, 2, 3, 5):
+        assert often[i] == pytest.approx(2000, abs=5 * math.sqrt(1000))

@@ -1,10 +1,13 @@
 """Real pictures and a really pre-trained backbone, where they are present."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from bace.methods import METHODS
 from bace.runner import assemble
 from bace.settings import config_from
 from bace.trainer import Trainer
@@ -38,3 +41,33 @@ def test_vit_tiny_learns_ten_classes_of_cifar100_better_than_nearest_class_mean(
     results = Trainer(method, stream, config).run()
     assert nearest_mean > 20  # the backbone is really pre-trained
     assert results.matrix[0][0] > nearest_mean
+
+
+@pytest.mark.parametrize("method", [method.title for method in METHODS])
+def test_a_method_learns_real_pictures(real_data: Path, real_models: Path, method: str) -> None:
+    """Two tasks of five classes of CIFAR-100 at 64 pixels, a few steps each: finite (or the trainer stops) and
+    falling."""
+    settings = {
+        "benchmark": "my-images",
+        "benchmark.path": str(real_data / "cifar100"),
+        "benchmark.tasks": [5, 5],
+        "benchmark.train_per_class": 12,
+        "benchmark.test_per_class": 8,
+        "benchmark.augment": False,
+        "backbone": str(real_models / "vit-tiny-patch16-224"),
+        "backbone.image_size": 64,
+        "backbone.freeze": 8,
+        "memory": 20,
+        "train.batch_size": 12,
+        "train.epochs": 3,
+        "train.lr": 0.01,
+        "measure.fwt": False,
+    }
+    config = config_from({**settings, "method": method})
+    events: list[dict[str, Any]] = []
+    results = Trainer(*assemble(config), config, log=events.append).run()
+    first = [event["loss"] for event in events if event["event"] == "epoch" and event["task"] == 1]
+    trained = [loss for loss in first if loss is not None]
+    assert all(late < early for early, late in zip(trained[:1], trained[2:3], strict=False))
+    assert results.matrix[0][0] > 40  # chance: 20
+    assert len(results.matrix) == 2

@@ -18,6 +18,7 @@ from plotly import graph_objects
 from plotly.offline import get_plotlyjs
 from rich.console import Console
 
+from bace.cli import show_report
 from bace.errors import ConfigError, DataError
 from bace.report import load_runs, print_table, summary, write_page
 from bace.report.runs import stat
@@ -546,3 +547,12 @@ def test_figures_take_the_ink_of_the_readers_theme(tmp_path: Path) -> None:
         assert console == []
         assert labels
         assert set(labels) == {ink[theme]}
+
+
+def test_a_comparison_of_all_methods_is_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, score in (("Low", 10.0), ("High", 90.0), ("Middle", 50.0)):
+        write_run(tmp_path / name, name, A_last=score)
+    for ranked, expected in ((True, ["High", "Middle", "Low"]), (False, ["Low", "High", "Middle"])):
+        show_report([tmp_path / name for name in ("Low", "High", "Middle")], tmp_path / "page.html", ranked=ranked)
+        shown = capsys.readouterr().out
+        assert sorted(expected, key=shown.index) == expected

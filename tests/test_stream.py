@@ -160,6 +160,19 @@ def test_a_batch_of_texts_is_padded_to_its_own_longest_and_rows_are_the_examples
     assert len(batch) == 2
 
 
+def test_a_batch_without_inputs_says_which_examples_and_rows_it_has_and_is_refused_alike():
+    stream = sentences()
+    stream.begin(stream[0], NO_IDS)
+    asked = stream[0].train[:2]
+    full, bare = stream.batch(asked), stream.batch(asked, inputs=False)
+    assert bare.inputs == {}
+    assert full.inputs
+    for name in ("targets", "examples", "rows", "at"):
+        assert torch.equal(getattr(bare, name), getattr(full, name))
+    with pytest.raises(StreamRefused):
+        stream.batch(stream[1].train[:1], inputs=False)
+
+
 def test_a_batch_of_sentences_has_a_row_for_each_word():
     stream = sentences()
     stream.begin(stream[0], NO_IDS)
@@ -201,6 +214,39 @@ def test_by_group_lists_the_examples_that_show_each_class_or_type_in_their_order
     stream.begin(stream[1], ids(3))
     found = stream.by_group(ids(13, 3, 10))
     assert {g: e.tolist() for g, e in found.items()} == {0: [3], 1: [13, 10]}  # types; O is nobody's
+
+
+def test_group_of_names_one_group_for_each_example():
+    stream = texts()
+    stream.begin(stream[1], ids(1))
+    assert stream.group_of(ids(10, 1, 11, 10)).tolist() == [2, 1, 3, 2]
+    with pytest.raises(StreamRefused):
+        stream.group_of(ids(2))
+
+
+def test_a_sentence_stands_for_the_rarest_type_it_shows_and_for_none_if_it_shows_none():
+    """Words by sentence: x y | x | O | x y z | y y. Among all five x is shown three times, y too, z once."""
+    tags = [[1, 3], [1], [0], [1, 4, 5], [3, 3]]
+    rows = flat([1 + torch.arange(len(words)) for words in tags])
+    tokens = flat([torch.zeros(len(words) + 2, dtype=torch.int64) for words in tags])
+    data = Entities(tokens["ids"], tokens["start"], rows["ids"], rows["start"])
+    names = ["O", "B-x", "I-x", "B-y", "I-y", "B-z", "I-z"]
+    task = Task(0, "all", range(7), torch.arange(5), NO_IDS, NO_IDS)
+    stream = Stream(data, torch.tensor([c for words in tags for c in words]), [task], names)
+    stream.begin(task, NO_IDS)
+    assert stream.group_of(torch.arange(5)).tolist() == [1, 0, -1, 2, 1]  # a tie goes to the later type
+    assert stream.group_of(ids(4, 0)).tolist() == [1, 0]  # of these two, y is shown twice and x once
+
+
+def test_every_row_of_a_batch_knows_its_example():
+    stream = sentences()
+    stream.begin(stream[0], NO_IDS)
+    assert stream.batch(ids(2, 0, 1)).owner.tolist() == [0, 0, 0, 1, 2, 2]  # three, one and two words
+    both = Batch.cat(stream.batch(ids(1)), stream.batch(ids(1)))
+    assert both.owner.tolist() == [0, 0, 1, 1]
+    stream = texts()
+    stream.begin(stream[0], NO_IDS)
+    assert stream.batch(ids(3, 1)).owner.tolist() == [0, 1]
 
 
 def test_groups_are_classes_or_entity_types():

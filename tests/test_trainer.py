@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import bace
 from bace import checkpoint
 from bace.config import Config, Head, Measures, MemoryBudget, Training
-from bace.errors import TrainingError
+from bace.errors import StreamRefused, TrainingError
 from bace.memory import Memory
 from bace.method import Loss, Method, Now, Stage
 from bace.models.heads import CosineHead
@@ -291,6 +291,45 @@ def test_schedules_run_over_the_stage_step_by_step(schedule, factors):
     assert [r[0.4] for r in rates] == pytest.approx([0.4 * f for f in factors * 2])
 
 
+def test_a_stages_own_schedule_is_given_the_epochs_done_exactly():
+    """49 epochs, of which some would be missed by a rounding: 49 * (x / 49) < x. Whole ones must come as they are."""
+    asked: list[float] = []
+
+    class Scheduled(Plain):
+        def stages(self, task: Task) -> list[Stage]:
+            return [self.stage(task, epochs=49, schedule=lambda epochs: asked.append(epochs) or 0.5)]  # type: ignore[func-returns-value]
+
+    assert any(49 * (x / 49) != x for x in range(49))
+    trainer = trainer_of(Scheduled(), tasks=(2,), lr=0.1)
+    trainer.run()
+    assert asked == [epoch + step / 2 for epoch in range(49) for step in range(2)]
+    assert trainer.method.now.lr == pytest.approx(0.05)
+
+
+def test_what_leaves_the_memory_is_closed_from_the_next_epoch_on():
+    class Forgetful(Plain):
+        uses_memory = True
+
+        def before_epoch(self, stage: Stage) -> None:
+            if self.now.task == 1:
+                kept = self.memory.examples.tolist()
+                for example in first:
+                    if example in kept:
+                        self.stream.batch(torch.tensor([example]))
+                    else:
+                        with pytest.raises(StreamRefused):
+                            self.stream.batch(torch.tensor([example]))
+                left.append(len(kept))
+                self.memory.keep(torch.arange(len(kept) - 1))
+
+    first: list[int] = []
+    left: list[int] = []
+    trainer = trainer_of(Forgetful(), memory=4, epochs=3)
+    first += trainer.stream[0].train.tolist()
+    trainer.run()
+    assert left == [4, 3, 2]
+
+
 def test_the_scheduled_rate_is_the_one_that_is_applied():
     trainer = trainer_of(Slope(), tasks=(2,), epochs=4, lr=0.1, schedule="linear")
     trainer.run()
@@ -408,12 +447,12 @@ def test_hooks_are_called_in_their_order():
 
     HOOKS = {
         "before_task", "grow", "stages", "before_epoch", "expand", "before_step", "after_step", "after_epoch",
-        "after_task", "predict",
+        "after_task", "shrink", "predict",
     }  # fmt: skip
     trainer_of(Recording(), tasks=(2,), epochs=2, batch_size=8).run()
     step = ["expand", "before_step", "after_step"]
     epoch = ["before_epoch", *step, "after_epoch"]
-    assert calls == ["before_task", "grow", "stages", *epoch, *epoch, "after_task", "predict"]
+    assert calls == ["before_task", "grow", "stages", *epoch, *epoch, "after_task", "shrink", "predict"]
 
 
 def test_expand_makes_an_optimiser_step_of_each_batch_with_its_own_dropout():
@@ -539,6 +578,21 @@ def test_only_the_stages_module_is_in_training_mode():
 
     trainer_of(Pair(), epochs=2).run()
     assert set(modes) == {(True, False, False)}
+
+
+def test_a_stage_on_cached_outputs_is_given_batches_without_inputs():
+    given: list[tuple[list[str], int]] = []
+
+    class Cached(Plain):
+        def stages(self, task: Task) -> list[Stage]:
+            return [self.stage(task), self.stage(task, name="cached", cached=True, loss=self.count, optimise=False)]
+
+        def count(self, batch: Batch) -> Loss:
+            given.append((list(batch.inputs), len(batch)))
+            return None
+
+    trainer_of(Cached(), tasks=(2,)).run()
+    assert given == [([], 4), ([], 4)]
 
 
 def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own():
@@ -700,6 +754,75 @@ def test_before_epoch_runs_again_on_resume_before_any_step():
     assert calls == [("before_epoch", 1, 1), ("loss", 1, 1, 1)] == [straight[-3], straight[-1]]
 
 
+class Helped(Plain):
+    """A second network is made for each task, trained, and let go of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.helper: nn.Module | None = None
+
+    def stages(self, task: Task) -> list[Stage]:
+        def structure() -> None:
+            self.helper = copy.deepcopy(self.model)
+
+        helper = self.stage(task, name="help", structure=structure, loss=self.help, module=lambda: self.helper)
+        return [helper, self.stage(task)]
+
+    def help(self, batch: Batch) -> Loss:
+        assert self.helper is not None
+        return F.cross_entropy(self.helper(batch).logits, batch.targets)
+
+    def loss(self, batch: Batch) -> Loss:
+        assert self.helper is not None
+        with torch.no_grad():
+            known = self.helper(batch).logits
+        return super().loss(batch) + (self.model(batch).logits - known).square().mean()  # type: ignore[operator]
+
+    def shrink(self, task: Task) -> None:
+        self.helper = None
+
+
+def test_what_shrink_lets_go_of_is_in_no_later_checkpoint_and_the_run_resumes_exactly():
+    def make(**more: Any) -> Trainer:
+        return trainer_of(Helped(), epochs=2, batch_size=3, momentum=0.9, **more)
+
+    cuts = assert_resumes_exactly(make)
+    held = {
+        (cut.kind, any(name.startswith("method.helper.") for name in cut.tensors))
+        for cut in cuts
+        if cut.kind in ("step", "stage", "finish", "evaluate", "task")
+    }
+    assert held == {("step", True), ("stage", True), ("finish", True), ("evaluate", False), ("task", False)}
+
+
+def test_what_a_stage_does_not_train_asks_for_no_gradient_until_the_stage_is_over():
+    asked: dict[str, tuple[bool, bool]] = {}
+
+    class HeadLast(Plain):
+        def stages(self, task: Task) -> list[Stage]:
+            last = self.stage(task, name="head", parameters=lambda: self.model.head.parameters())
+            return [self.stage(task), last]
+
+        def build(self, model: Model) -> Model:
+            model.head.sigma.requires_grad_(False)  # stays so
+            return model
+
+        def before_step(self, batch: Batch) -> None:
+            encoder = next(self.model.encoder.parameters())
+            asked[self.now.stage] = (encoder.requires_grad, self.model.head.blocks[0].requires_grad)
+            assert (self.now.stage == "main") == bool(encoder.grad is not None and encoder.grad.any())
+
+        def before_epoch(self, stage: Stage) -> None:
+            self.model.zero_grad()
+
+    trainer = trainer_of(HeadLast(), tasks=(2,))
+    trainer.run()
+    assert asked == {"main": (True, True), "head": (False, True)}
+    wants = {name: p.requires_grad for name, p in trainer.method.model.named_parameters()}
+    assert wants.pop("head.sigma") is False
+    assert all(wants.values())
+
+
 # -- early stopping
 
 
@@ -756,6 +879,22 @@ def test_a_stage_without_a_validation_loss_is_never_stopped_early():
     trainer = trainer_of(Unvalidated(SCRIPT), epochs=6, early_stop=1, valid=2, callbacks={"log": log.append})
     trainer.run()
     assert [e["epoch"] for e in log if e["event"] == "epoch"] == 2 * list(range(6))
+
+
+def test_a_stage_that_trains_nothing_of_the_network_is_not_stopped_by_its_validation_loss():
+    class Beside(Scripted):
+        def __init__(self) -> None:
+            super().__init__(SCRIPT)
+            self.side = nn.Linear(1, 1)
+
+        def stages(self, task: Task) -> list[Stage]:
+            return [self.stage(task, name="part", module=lambda: self.model.head),
+                    self.stage(task, name="side", module=lambda: self.side)]  # fmt: skip
+
+    log: list[Any] = []
+    trainer_of(Beside(), epochs=6, early_stop=1, valid=2, tasks=(2,), callbacks={"log": log.append}).run()
+    assert [e["epoch"] for e in log if e.get("stage") == "part"] == list(range(3))
+    assert [e["epoch"] for e in log if e.get("stage") == "side"] == list(range(6))
 
 
 def test_early_stopping_resumes_exactly():

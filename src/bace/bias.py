@@ -77,12 +77,13 @@ def fit_bias(
 def correct_bias(
     logits: Tensor,  # (rows, classes)
     new: slice | range,
-    A: float,
-    B: float,
+    A: float | Tensor,
+    B: float | Tensor,
 ) -> Tensor:  # (rows, classes)
-    """The logits with A z + B in the columns of the new classes; the old ones, and all for (1, 0), keep every bit."""
+    """The logits with A z + B in the columns of the new classes; the old ones, and all for (1, 0), keep every bit.
+    Tensors take part in the gradient."""
     columns = _columns(new, logits)
-    if (A, B) == (1, 0):
+    if not isinstance(A, Tensor) and (A, B) == (1, 0):
         return logits.clone()  # -0.0 + 0.0 would lose its sign
     return torch.where(columns, A * logits + B, logits)
 

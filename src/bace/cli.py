@@ -139,7 +139,7 @@ def compare(words: list[str]) -> None:
         for name, changes in asked
     ]
     folders = [run_or_continue(out, name, seed, config) for name, seed, config in configs]
-    show_report(folders, out / "report.html")
+    show_report(folders, out / "report.html", ranked="--method" not in options or "all" in options["--method"])
 
 
 def run_or_continue(out: Path, name: str, seed: int, config: Any) -> Path:
@@ -167,13 +167,16 @@ def report(words: list[str]) -> None:
     show_report([Path(folder) for folder in folders], Path(options.get("--out", ["report.html"])[0]))
 
 
-def show_report(folders: list[Path], page: Path) -> None:
+def show_report(folders: list[Path], page: Path, *, ranked: bool = False) -> None:
     from rich.console import Console
 
     from bace.report import load_runs, print_table, summary, write_page
 
     runs = load_runs(folders)
-    print_table(summary(runs), Console(width=None if sys.stdout.isatty() else 120))
+    rows = summary(runs)
+    if ranked:
+        rows.sort(key=lambda row: row.A_last.mean if row.A_last else 0.0, reverse=True)
+    print_table(rows, Console(width=None if sys.stdout.isatty() else 120))
     print(f"page: {write_page(runs, page)}")
 
 

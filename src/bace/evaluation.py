@@ -96,7 +96,7 @@ def transfer(method: Method, task: Task, *, lenient: bool = False) -> dict[str, 
         head = copy.deepcopy(method.model.head)
         head.grow(len(task.classes), generator(method.now.seed, "transfer", task.index, draw))
         if new_rows is not None:
-            head.blocks[-1].data.copy_(new_rows)
+            head.imprint(new_rows)
         with torch.inference_mode():
             logits: Tensor = head(asked.to(stream.device)).cpu()
         return logits

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.neighbours import Near
+
 
 def distillation(
     student: Tensor,  # (rows, classes) logits
@@ -15,6 +17,7 @@ def distillation(
     mode: Literal["slice", "renorm"] = "renorm",
     tau: float = 1.0,
     reduction: Literal["batchmean", "mean"] = "batchmean",
+    weights: Tensor | None = None,  # (rows,) how much each row counts; default: 1
 ) -> Tensor:  # ()
     """KL(teacher || student) over the teacher's columns: mean over rows of sum_c P0_c (log P0_c - log P_c).
 
@@ -27,7 +30,10 @@ def distillation(
     scaled = student / tau
     log_student = F.log_softmax(scaled, 1)[:, :old] if mode == "slice" else F.log_softmax(scaled[:, :old], 1)
     # kl_div takes a teacher probability of 0 as a term of 0
-    total = F.kl_div(log_student, log_teacher.exp(), reduction="sum") * tau**2
+    if weights is None:
+        total = F.kl_div(log_student, log_teacher.exp(), reduction="sum") * tau**2
+    else:
+        total = (weights * F.kl_div(log_student, log_teacher.exp(), reduction="none").sum(1)).sum() * tau**2
     return total / (len(student) * (old if reduction == "mean" else 1))
 
 
@@ -48,6 +54,60 @@ def feature_cosine(
 ) -> Tensor:  # ()
     """Mean over rows of 1 - cos(h, h'): the direction of a feature is kept, its length is free (LUCIR, PODNet)."""
     return (1 - F.cosine_similarity(student, teacher.detach(), dim=-1)).mean()
+
+
+def margin_ranking(
+    scores: Tensor,  # (rows, classes), not scaled
+    targets: Tensor,  # (rows,)
+    old: int,  # how many of the classes are old ones
+    *,
+    k: int,
+    margin: float,
+) -> Tensor:  # ()
+    """Mean over the rows of old classes, and over the k (or as many as there are) new classes j of highest score, of
+    max(0, margin - s_y + s_j) (LUCIR). 0 if no row is of an old class."""
+    mine = targets < old
+    true = scores[mine].gather(1, targets[mine, None])
+    hardest = scores[mine, old:].topk(min(k, scores.shape[1] - old), dim=1).values
+    return F.relu(margin - true + hardest).sum() / max(hardest.numel(), 1)
+
+
+def nca(
+    logits: Tensor,  # (rows, classes)
+    targets: Tensor,  # (rows,)
+    margin: Tensor | float | None = None,
+) -> Tensor:  # ()
+    """PODNet's classification loss, with a `margin` (of scaled scores) as its paper writes it: mean over rows of
+    max(0, -(z_y - margin) + log sum_{j != y} exp(z_j)).
+
+    Without one as its code computes it, where the margin is subtracted from all scores and so cancels, and the excluded
+    true class still adds exp(0): mean of -u_y + log(1 + sum_{j != y} exp(u_j)), u = z - max_j z_j.
+    """
+    true = F.one_hot(targets, logits.shape[1]).bool()
+    if margin is None:
+        u = logits - logits.max(1, keepdim=True).values
+        return (u.masked_fill(true, 0.0).logsumexp(1) - u[true]).mean()
+    return F.relu(logits.masked_fill(true, -torch.inf).logsumexp(1) - (logits[true] - margin)).mean()
+
+
+def pooled_distance(
+    student: Tensor,  # (examples, any)
+    teacher: Tensor,  # (examples, any)
+) -> Tensor:  # ()
+    """Mean over examples of | a/|a| - a'/|a'| |, for what was pooled from a layer (PODNet's POD-spatial)."""
+    difference = F.normalize(student, dim=1) - F.normalize(teacher.detach(), dim=1)
+    distance: Tensor = torch.linalg.vector_norm(difference, dim=1)  # its gradient at 0, where a task starts, is 0
+    return distance.mean()
+
+
+def mixture(
+    logits: Tensor,  # (rows, classes) of the anchors
+    beside: Tensor,  # (passed, classes) of their neighbours
+    near: Near,
+) -> Tensor:  # (rows, classes)
+    """W_0 S(x) + sum_j W_j S(x_j): the probabilities that a row and its neighbours predict jointly (DDE, BaCE)."""
+    mixed = near.log_weights.exp()[:, :, None] * F.softmax(beside, 1)[near.position]  # (rows, K, classes)
+    return near.log_weight_anchor.exp()[:, None] * F.softmax(logits, 1) + mixed.sum(1)
 
 
 def mixture_nll(

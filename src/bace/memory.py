@@ -86,7 +86,7 @@ class Memory(ElasticBuffers):
     # -- slots
 
     def note(self, name: str, values: Tensor) -> None:
-        """Keep one value or vector per slot beside the examples; wider vectors later pad the older ones with NaN."""
+        """Keep a value, vector or matrix per slot beside the examples; a larger one later pads the others with NaN."""
         if name not in self._buffers:
             self.register_buffer(name, values)
             self.notes.append(name)
@@ -118,6 +118,10 @@ class Memory(ElasticBuffers):
     def draw(self, count: int, generator: torch.Generator) -> Tensor:  # (count,) slots
         """Slots drawn uniformly, with replacement."""
         return torch.randint(len(self), (count,), generator=generator)
+
+    def first(self, count: int) -> dict[int, Tensor]:
+        """Up to `count` examples of each group, in the order in which they were chosen."""
+        return {group: self.examples[self.group == group][:count] for group in torch.unique(self.group).tolist()}
 
     # -- policies, at the end of a task
 
@@ -151,8 +155,9 @@ class Memory(ElasticBuffers):
         grown = count <= self.size
         self.add(examples[grown], task, group[grown], **{k: v[grown] for k, v in notes.items()})
         # of several offers for one slot the last wins, as if they had come one at a time
-        for i in torch.nonzero(~grown & (slot < self.size)).flatten()[:, None]:
-            self.put(slot[i], examples[i], task, group[i], **{name: values[i] for name, values in notes.items()})
+        taken = torch.nonzero(~grown & (slot < self.size)).flatten().tolist()
+        last = torch.tensor(list({int(slot[i]): i for i in taken}.values()), dtype=torch.int64)
+        self.put(slot[last], examples[last], task, group[last], **{k: v[last] for k, v in notes.items()})
 
     def offer_ring(self, examples: Tensor, task: int, group: Tensor, quota: int) -> None:
         """First in, first out, `quota` slots for each group."""
@@ -166,10 +171,10 @@ class Memory(ElasticBuffers):
         """GDumb's sampler: take what is under its quota; when full, a random example of the largest group leaves."""
         for i in range(len(examples)):
             groups = torch.cat([self.group, group[i : i + 1]])
-            quota = max(self.size // len(torch.unique(groups)), 1)
+            quota = self.per_class or max(self.size // len(torch.unique(groups)), 1)
             if int((self.group == group[i]).sum()) >= quota:
                 continue
-            if len(self) >= self.size:
+            if self.size and len(self) >= self.size:
                 names, counts = torch.unique(self.group, return_counts=True)
                 largest = torch.nonzero(self.group == names[counts.argmax()]).flatten()
                 leaves = largest[torch.randint(len(largest), (1,), generator=generator)]
@@ -194,9 +199,51 @@ def herd(
     return torch.tensor(order, dtype=torch.int64)
 
 
+def draw_balanced(
+    labels: Tensor,  # (rows,)
+    generator: torch.Generator,
+) -> Tensor:  # (drawn,) positions, ascending
+    """As many rows of each class as the rarest one has, drawn without replacement."""
+    shuffle = torch.randperm(len(labels), generator=generator)
+    classes, counts = torch.unique(labels, return_counts=True)
+    drawn = [shuffle[labels[shuffle] == c][: int(counts.min())] for c in classes]
+    return torch.cat([NO_IDS, *drawn]).sort().values
+
+
+def stack_rows(
+    values: Tensor,  # (rows, width)
+    owner: Tensor,  # (rows,) which example each row is of, ascending
+    examples: int,
+) -> Tensor:  # (examples, most rows of an example, width)
+    """A note for each example out of values for each row; padded with NaN where an example has fewer rows."""
+    rank = _rank(owner)
+    stacked = values.new_full((examples, int(rank.max()) + 1, values.shape[1]), math.nan)
+    stacked[owner, rank] = values
+    return stacked
+
+
+def unstack_rows(
+    stacked: Tensor,  # (examples, rows or more, width)
+    owner: Tensor,  # (rows,) which example each row is of, ascending
+) -> Tensor:  # (rows, width)
+    """The values of each row again."""
+    return stacked[owner, _rank(owner)]
+
+
+def _rank(owner: Tensor) -> Tensor:
+    """Which of its example's rows each row is."""
+    owner = owner.contiguous()
+    return torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
+
+
 def _cat_wider(old: Tensor, new: Tensor) -> Tensor:
-    """Rows of `old` then of `new`; the narrower is padded with NaN columns."""
-    if old.ndim == 2 and old.shape[1] != new.shape[1]:
-        width = max(old.shape[1], new.shape[1])
-        old, new = (F.pad(x, (0, width - x.shape[1]), value=math.nan) for x in (old, new))
+    """Slots of `old` then of `new`; in every other dimension the smaller is padded with NaN."""
+    if old.shape[1:] != new.shape[1:]:
+        shape = [max(sizes) for sizes in zip(old.shape[1:], new.shape[1:], strict=True)]
+        old, new = (_padded(x, shape) for x in (old, new))
     return torch.cat([old, new])
+
+
+def _padded(x: Tensor, shape: list[int]) -> Tensor:
+    room = [size - own for own, size in zip(x.shape[1:], shape, strict=True)]
+    return F.pad(x, [side for size in reversed(room) for side in (0, size)], value=math.nan)  # from the last one on

@@ -60,8 +60,10 @@ class Stage:
     batch_size: int
     examples: Callable[[], Tensor]  # ids
     module: Callable[[], nn.Module]  # what is trained and put in train mode; everything else is in eval mode
-    parameters: Callable[[], Iterable[nn.Parameter]] | None = None  # default: all of the module's
+    # what is optimised, the rest of the module asking for no gradient meanwhile; default: all of the module's
+    parameters: Callable[[], Iterable[nn.Parameter]] | None = None
     augment: bool = True  # random views; otherwise clean ones
+    cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
     optimise: bool = True  # False: a stage without gradients
     lr: float | None = None  # default: the run's, as for the optimiser, momentum, clip and schedule
     optimiser: Literal["sgd", "adamw"] | None = None
@@ -100,7 +102,7 @@ class Method(ElasticBuffers):
     uses_memory: ClassVar[bool] = False
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
-    keeps_teacher: ClassVar[bool] = False  # from the second task on `teacher` is the network as the last task left it
+    keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
     scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
 
     model: Model
@@ -138,6 +140,12 @@ class Method(ElasticBuffers):
             self.teacher = frozen_copy(self.model)  # before the head grows: old classes only
         self.model.head.grow(len(task.classes), generator(self.now.seed, "head", task.index))
 
+    def start_over(self, task: Task) -> None:
+        """Instead of growing: the pre-trained weights again, with new head rows for all tasks up to this one."""
+        self.model = self.build(self.fresh_model())
+        for earlier in self.stream[: task.index + 1]:
+            self.model.head.grow(len(earlier.classes), generator(self.now.seed, "head", earlier.index))
+
     def stages(self, task: Task) -> list[Stage]:
         return [self.stage(task)]
 
@@ -162,6 +170,11 @@ class Method(ElasticBuffers):
     def after_task(self, task: Task) -> None:
         if self.uses_memory:
             self.remember(task)
+
+    def shrink(self, task: Task) -> None:
+        """Let go of modules that only the task's stages needed, so that no later checkpoint holds them.
+
+        Called after `after_task` and, like `grow`, replayed on resume."""
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
         """Scores of all classes seen so far, by the method's own rule or by one of its `scorers`. The method chooses
@@ -199,20 +212,25 @@ class Method(ElasticBuffers):
     @property
     def replay_size(self) -> int:
         """How many of a batch's examples come from memory: none while it is empty (bace.md 1.6)."""
-        if not self.uses_memory or not len(self.memory):
-            return 0
+        return self.replay_share if self.uses_memory and len(self.memory) else 0
+
+    @property
+    def replay_share(self) -> int:
+        """How many of them do so once the memory holds something."""
         ratio = self.training_settings.replay_ratio
         wanted = max(round(self.batch_size * ratio), 1) if ratio else 0
         return min(wanted, self.batch_size - 1)  # at least one new example a step
 
     def replay(self, draw: int = 1) -> Batch | None:
         """A batch drawn uniformly, with replacement, from memory; None while it is empty."""
-        count = self.replay_size
-        if not count:
+        if not self.replay_size:
             return None
-        slots = self.memory.draw(count, self.now.rng(f"memory {draw}"))
         fresh = self.training_settings.buffer_view == "fresh"
-        return self.stream.batch(self.memory.examples[slots], view=self.now.view(draw if fresh else 0))
+        return self.stream.batch(self.memory.examples[self.drawn(draw)], view=self.now.view(draw if fresh else 0))
+
+    def drawn(self, draw: int = 1) -> Tensor:  # (replay_size,) slots
+        """The slots that `replay(draw)` shows at this step."""
+        return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
 
     def remember(self, task: Task) -> None:
         """Refill the memory at the end of a task, within its budget."""
@@ -246,7 +264,7 @@ class Method(ElasticBuffers):
         head, trained = self.model.head, self.trained(task)
         old_rows = head.weight.detach().cpu()[: task.classes.start]
         rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)
-        head.blocks[-1].data.copy_(rows)
+        head.imprint(rows)
 
     def memories(self) -> list[Memory]:
         return [module for module in self.modules() if isinstance(module, Memory)]
@@ -261,18 +279,19 @@ class Method(ElasticBuffers):
         out = self.peek((self.stream.batch(part, view=view) for part in parts), model)
         return Output(out.features.cpu(), out.logits.cpu())
 
-    def peek(self, batches: Iterable[Batch], model: Model | None = None) -> Output:
-        """Features and logits without gradient and in eval mode; a model in training is put back as it was."""
+    def peek(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
+        """Features, logits and (texts: of batches of one length) taps without gradient and in eval mode; a model in
+        training is put back as it was."""
         model = model or self.model
         was_training = model.training
         if was_training:
             model.eval()
         with torch.inference_mode():
-            features, logits, _ = zip(*(model(batch) for batch in batches), strict=True)
+            features, logits, tapped = zip(*(model(batch, taps=taps) for batch in batches), strict=True)
         if was_training:
             model.train()
         # concatenating outside of inference mode makes ordinary tensors, which a loss may take
-        return Output(torch.cat(features), torch.cat(logits))
+        return Output(torch.cat(features), torch.cat(logits), tuple(map(torch.cat, zip(*tapped, strict=True))))
 
     # -- the constructor is the configuration
 

@@ -16,6 +16,7 @@ from bace.errors import DataError, StreamRefused
 
 Modality = Literal["image", "text", "token"]
 View = int | None  # the key of a random view (see Now.view); None is the clean view
+MIRRORED: View = -1  # the clean view left to right, of pictures that are mirrored in training; others stay as they are
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @property
+    def owner(self) -> Tensor:
+        """(rows,) position of each row's example in the batch."""
+        return torch.arange(len(self), device=self.targets.device) if self.at is None else self.at[:, 0]
 
     @staticmethod
     def cat(first: "Batch", second: "Batch | None") -> "Batch":
@@ -142,12 +148,12 @@ class Stream(Sequence[Task]):
 
     # -- reading
 
-    def batch(self, examples: Tensor, *, view: View = None) -> Batch:
-        """These examples with all their rows."""
+    def batch(self, examples: Tensor, *, view: View = None, inputs: bool = True) -> Batch:
+        """These examples with all their rows; without `inputs`, only which they are."""
         self.check(examples)
-        inputs = self.data.inputs(examples, view, self.device)
+        made = self.data.inputs(examples, view, self.device) if inputs else {}
         rows, owner = self.rows_of(examples)
-        return Batch(inputs, self.targets[rows].to(self.device), examples, rows, self._at(owner, rows))
+        return Batch(made, self.targets[rows].to(self.device), examples, rows, self._at(owner, rows))
 
     def rows(self, rows: Tensor, *, view: View = None) -> Batch:
         """Exactly these rows, in this order; a sentence that holds several of them is passed once."""
@@ -171,6 +177,20 @@ class Stream(Sequence[Task]):
         groups = self.groups[self.targets[rows]]
         found = sorted(set(groups.tolist()) - {-1})
         return {group: examples[torch.unique(owner[groups == group])] for group in found}
+
+    def group_of(self, examples: Tensor) -> Tensor:  # (examples,) ids -> (examples,) groups
+        """The one group that each example stands for: its class; or, of the entity types that a sentence shows, the
+        rarest among these examples, and -1 if it shows none."""
+        self.check(examples)
+        rows, owner = self.rows_of(examples)
+        groups = self.groups[self.targets[rows]]
+        if self.background is None:
+            return groups
+        shows = {group: torch.unique(owner[groups == group]) for group in set(groups.tolist()) - {-1}}
+        chosen = torch.full_like(examples, -1)
+        for group in sorted(shows, key=lambda group: (-len(shows[group]), group)):
+            chosen[shows[group]] = group
+        return chosen
 
     # -- what may be read
 

@@ -91,7 +91,7 @@ class Trainer:
         return self.results
 
     def learn(self, task: Task) -> None:
-        """One task: before_task, grow, the stages, after_task."""
+        """One task: before_task, grow, the stages, after_task, shrink."""
         method, at = self.method, self.at
         self.enter(task)
         if at.phase == "begin":
@@ -113,6 +113,7 @@ class Trainer:
             self.set_stage("after task")
             method.eval()
             method.after_task(task)
+            method.shrink(task)
             at.phase = "evaluate"
             self.resume_point("evaluate")
 
@@ -128,19 +129,25 @@ class Trainer:
             at.prepared = True
         examples, module = stage.examples(), stage.module()
         parameters = list(stage.parameters() if stage.parameters else module.parameters())
+        chosen = {id(p) for p in parameters}
+        resting = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
+        for p in resting:  # no gradient is computed for what is not trained
+            p.requires_grad_(False)
         self.optimiser = self.make_optimiser(stage, parameters) if stage.optimise else None
         self.saved_optimiser = {}
         now.epochs, now.steps = stage.epochs, -(-len(examples) // stage.batch_size)
         while at.epoch < stage.epochs:
             now.epoch, now.step = at.epoch, 0
+            self.open()  # what has left the memory since is closed
             method.eval()
             method.before_epoch(stage)
             module.train()
             order = examples[torch.randperm(len(examples), generator=now.rng("order"))]
             for ids in order.split(stage.batch_size)[at.step :]:
                 now.step = at.step
-                self.set_learning_rate(stage, (at.epoch + at.step / now.steps) / stage.epochs)
-                batch = self.stream.batch(ids, view=now.view() if stage.augment else None)
+                self.set_learning_rate(stage, at.epoch + at.step / now.steps)
+                view = now.view() if stage.augment else None
+                batch = self.stream.batch(ids, view=view, inputs=not stage.cached)
                 for part, piece in enumerate(method.expand(batch)):
                     # every step's dropout has its own seed, and every named pass its own again (Model.forward)
                     seed_dropout(derive(now.seed, "dropout", now.task, now.stage, now.epoch, now.step, part))
@@ -154,6 +161,8 @@ class Trainer:
             at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
             if self.converged(stage):
                 break
+        for p in resting:
+            p.requires_grad_(True)
         module.eval()
 
     def step(self, stage: Stage, batch: Any, parameters: list[nn.Parameter]) -> None:
@@ -194,9 +203,12 @@ class Trainer:
             self.log({"event": "transfer", "task": task.index + 1, **found})
 
     def converged(self, stage: Stage) -> bool:
-        """Early stopping on the validation loss; off unless `train.early_stop` is set."""
+        """Early stopping on the network's validation loss; off unless `train.early_stop` is set, and in a stage that
+        trains nothing of the network."""
         valid = self.stream[self.at.task].valid
         if not self.config.train.early_stop or not len(valid):
+            return False
+        if set(stage.module().parameters()).isdisjoint(self.method.model.parameters()):
             return False
         with self.stream.licence("validation", valid):
             loss = self.method.validation_loss(valid)
@@ -235,17 +247,19 @@ class Trainer:
             slots = self.saved_optimiser_slots(names.get(id(p), ""))
             if slots:
                 optimiser.state[p] = {slot: value.to(p.device) for slot, value in slots.items()}
-            elif not train.reset_optimiser and self.optimiser is not None and p in self.optimiser.state:
+            elif not train.reset_optimiser and type(self.optimiser) is type(optimiser) and p in self.optimiser.state:
                 optimiser.state[p] = self.optimiser.state[p]
             elif kind == "sgd" and momentum and p.requires_grad:
                 # what the first step would make; fused SGD cannot take some parameters with and some without
                 optimiser.state[p] = {"momentum_buffer": torch.zeros_like(p)}
         return optimiser
 
-    def set_learning_rate(self, stage: Stage, progress: float) -> None:
+    def set_learning_rate(self, stage: Stage, epochs: float) -> None:
+        """For the step after so many epochs (a fraction too)."""
         if stage.schedule:
-            factor = stage.schedule(progress * stage.epochs)
+            factor = stage.schedule(epochs)
         else:
+            progress = epochs / stage.epochs
             factor = {
                 "constant": 1.0,
                 "linear": 1.0 - progress,
@@ -259,12 +273,16 @@ class Trainer:
 
     def enter(self, task: Task) -> None:
         self.set_task(task)
-        past = self.method.licence == "past"
-        self.stream.begin(task, self.method.remembered(), past=past)
-        if past and "joint training" not in self.stream.licences:
+        self.open()
+        if self.method.licence == "past" and "joint training" not in self.stream.licences:
             self.stream.licences.append("joint training")
             self.log({"event": "licence", "reason": "joint training: all earlier training data may be read"})
         self.set_stage("before task")
+
+    def open(self) -> None:
+        """The task's training examples and what is in memory now may be read."""
+        task = self.stream[self.method.now.task]
+        self.stream.begin(task, self.method.remembered(), past=self.method.licence == "past")
 
     def set_task(self, task: Task) -> None:
         now = self.method.now
@@ -331,7 +349,7 @@ class Trainer:
         return self.config.train.reset_optimiser and not self.at.prepared
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Make the shapes again (grow, structure), then fill in the saved values."""
+        """Make the shapes again (grow, structure, shrink), then fill in the saved values."""
         self.at, self.results = At(**state["at"]), Results(**state["results"])
         self.stream.licences = list(state["licences"])
         for task in self.stream[: self.at.task + 1]:
@@ -345,6 +363,8 @@ class Trainer:
             for stage in stages[:begun]:
                 if stage.structure:
                     stage.structure()
+            if not current or self.at.phase == "evaluate":
+                self.method.shrink(task)
         values = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         try:
             self.method.load_state_dict({**values, **state["method"]})

@@ -59,9 +59,29 @@ def begin(trainer: Trainer, task: int) -> None:
     method.grow(current)
     stage = method.stages(current)[0]
     trainer.set_stage(stage.name)
+    for make in (stage.structure, stage.prepare):
+        if make:
+            make()
     method.eval()
     method.before_epoch(stage)
     stage.module().train()
+
+
+def changed_in_stages(trainer: Trainer) -> dict[tuple[int, str], set[str]]:
+    """Learn all tasks; by (task, stage) the names of what the stage changed, `prepare` included."""
+    method, found, train = trainer.method, {}, trainer.train
+
+    def noted(stage: Any, stages: int) -> None:
+        before = weights(method)
+        train(stage, stages)
+        after = weights(method)
+        found[method.now.task, stage.name] = {name for name in after if not torch.equal(before[name], after[name])}
+
+    trainer.train = noted  # type: ignore[method-assign]
+    for task in trainer.stream:
+        trainer.at = At(task=task.index)
+        trainer.learn(task)
+    return found
 
 
 def take_step(method: Any, batch: Batch, lr: float = 0.05) -> None:
@@ -87,7 +107,7 @@ def without_dropout(backbone: str) -> str:
 
 
 def weights(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+    return {name: value.detach().clone() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
 
 
 def assert_equal_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

@@ -109,15 +109,28 @@ def test_s1_spares_the_teachers_pass_over_the_new_batch(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize("modality", CASES)
-def test_s2_passes_each_neighbour_once(tiny: Any, modality: str) -> None:
+def test_s2_passes_each_neighbour_once_and_s3_none_that_is_an_anchor(tiny: Any, modality: str) -> None:
     ready = at_task(tiny, modality, {"name": "bace", "K": 5})
     batch = ready.stream.batch(ready.stream[1].train[:4], view=ready.now.view())
     own = batch.rows if modality == "image" else batch.rows[batch.targets != 0]
     members = [ready.table.neighbours[ready.table.anchors == row][0].tolist() for row in own.tolist()]
     unique = {j for row in members for j in row}
     assert len(unique) < 5 * len(own)
-    assert counted(tiny, modality)["looked at"] == [len(unique)]
-    assert sum(counted(tiny, modality, "S2")["looked at"]) == 5 * len(own)
+    assert counted(tiny, modality, "S3")["looked at"] == [len(unique)]
+    assert sum(counted(tiny, modality, "S2", "S3")["looked at"]) == 5 * len(own)
+    fresh = unique - set(batch.rows.tolist())  # S3: what the step has scored as an anchor is not passed again
+    assert len(fresh) < len(unique)
+    assert counted(tiny, modality)["looked at"] == [len(fresh)]
+
+
+def test_s3_is_left_out_where_dropout_makes_the_two_scores_differ(tiny: Any) -> None:
+    ready = at_task(tiny, "text", {"name": "bace", "K": 5}, backbone=tiny.bert)
+    assert ready.model.has_dropout
+    rows = ready.stream[1].train[:4]
+    scored = torch.full((4, 4), torch.nan)
+    assert ready.beside(rows, rows, scored).isfinite().all()
+    ready.model.has_dropout = False
+    assert ready.beside(rows, rows, scored).isnan().all()
 
 
 def test_s5_passes_the_student_once_a_step(tiny: Any) -> None:
@@ -131,7 +144,7 @@ def test_s5_passes_the_student_once_a_step(tiny: Any) -> None:
 
 
 def test_s6_passes_neighbours_in_large_batches_without_gradient(tiny: Any) -> None:
-    large, small = counted(tiny, "image", "S2")["looked at"], counted(tiny, "image", "S2", "S6")["looked at"]
+    large, small = (counted(tiny, "image", "S2", "S3", *off)["looked at"] for off in ((), ("S6",)))
     assert large == [20]
     assert small == [8, 8, 4]
 

@@ -156,3 +156,15 @@ def test_what_cannot_be_fitted_is_refused_by_name() -> None:
         fit_bias(logits.log(), targets, range(2, 4))
     with pytest.raises(TrainingError, match="lower lr"):
         fit_bias(logits, targets, range(2, 4), lr=1e200, epochs=5)
+
+
+def test_a_pair_of_tensors_has_a_gradient_also_where_it_is_the_identity() -> None:
+    """d/dA and d/dB of the sum of the corrected logits: the sum of the new ones, and how many there are."""
+    logits = torch.tensor([[1.0, 2.0, 5.0], [3.0, -4.0, 0.5]])
+    A, B = torch.tensor(1.0, requires_grad=True), torch.tensor(0.0, requires_grad=True)
+    corrected = correct_bias(logits, range(1, 3), A, B)
+    assert torch.equal(corrected, logits)
+    torch.autograd.backward([corrected.sum()])
+    assert A.grad is not None
+    assert B.grad is not None
+    assert (A.grad.item(), B.grad.item()) == (3.5, 4.0)

@@ -226,6 +226,16 @@ def test_distillation_is_the_kl_divergence_from_teacher_to_student_in_both_readi
         assert float(mean) == pytest.approx(expected.mean() / 4, rel=1e-10)
 
 
+@pytest.mark.parametrize("tau", [1.0, 2.0])
+def test_distillation_counts_each_row_by_its_weight(tau: float) -> None:
+    student, teacher = (torch.randn(4, n, generator=torch.Generator().manual_seed(n)) for n in (5, 3))
+    log_teacher = F.log_softmax(teacher / tau, 1)
+    weights = torch.tensor([0.0, 0.5, 3.0, 1.0])
+    rows = tau**2 * kl_renorm(array(student), array(teacher), tau)
+    expected = (0.5 * rows[1] + 3 * rows[2] + rows[3]) / 4
+    assert float(distillation(student, log_teacher, tau=tau, weights=weights)) == pytest.approx(expected, rel=1e-5)
+
+
 def test_distillation_of_a_case_by_hand() -> None:
     """Student scores (1/2, 1/4 | 1/4), teacher (1/2, 1/2). Slice: 1/2 log 1 + 1/2 log 2. Renormalised (2/3, 1/3):
     1/2 log(3/4) + 1/2 log(3/2)."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bace.config import Config
+from bace.data.corpora import ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Share, classes_of, read_share
 from bace.data.digits import load_digits
 from bace.data.entities import tokenize_sentences
 from bace.data.images import Images
@@ -25,13 +26,15 @@ class Cut:
     """How a benchmark's data are read and cut into tasks; settings of every benchmark.
 
     Args:
-        path: where the data are: a folder or file (Parquet, image folders, CSV, JSONL, CoNLL), or a hub id. The
-            embedded benchmarks need none.
+        path: where the data are: a folder or file (Parquet, image folders, CSV, JSONL, CoNLL), or a hub id; for
+            benchmarks of several corpora the folder that holds theirs. The embedded benchmark needs none.
         tasks: number of tasks, with the classes shared out equally; or the number of classes of each task.
         class_order: the order in which the classes arrive: names, or `shuffled` (by `seed`); default: the source's.
         seed: of a shuffled class order.
         train_per_class: only the first so many training examples of each class, in file order.
         test_per_class: the same for the test.
+        train_per_task: only the first so many training examples of each task, in file order.
+        test_per_task: the same for the test.
         test_fraction: hold out this share of each class (of the sentences) as the test, for data without a test split.
         val_fraction: share of each class's training examples (of a task's sentences) held out for validation.
         augment: random crops (and flips) in training.
@@ -47,6 +50,8 @@ class Cut:
     seed: int = 0
     train_per_class: int | None = None
     test_per_class: int | None = None
+    train_per_task: int | None = None
+    test_per_task: int | None = None
     test_fraction: float = 0.0
     val_fraction: float = 0.0
     augment: bool = True
@@ -80,6 +85,27 @@ class Benchmark:
     note: str
     parts: Callable[[Cut], list[Part]]
     defaults: dict[str, Any] = field(default_factory=dict)  # by setting: {"memory.size": 20, ...}
+
+
+def shared_out(shares: tuple[Share, ...], modality: Modality) -> Callable[[Cut], list[Part]]:
+    """Several corpora as a stream: the tasks are theirs, whatever benchmark.tasks says."""
+
+    def parts(cut: Cut) -> list[Part]:
+        if cut.class_order is not None:
+            raise ConfigError("benchmark.class_order is fixed here: every task is a corpus, or a part of one")
+        found = []
+        for share in shares:
+            train, test = (
+                read_share(share, split, modality, cut.path, limit)
+                for split, limit in (("train", cut.train_per_class), ("test", cut.test_per_class))
+            )
+            classes = classes_of(share, train)
+            if modality != "token":  # all sentences of a corpus are shown, also those without an entity
+                train, test = only(train, classes), only(test, classes)
+            found.append(Part(share.name, classes, train, test))
+        return found
+
+    return parts
 
 
 def cut_by_class(train: Table, test: Table, cut: Cut) -> list[Part]:
@@ -141,6 +167,10 @@ def only(table: Table, classes: list[str]) -> Table:
 def make_stream(parts: list[Part], cut: Cut, encoder: Encoder, backbone: str, seed: int) -> Stream:
     """Number the classes in order of arrival and the examples through all tasks; check everything on the way."""
     modality = parts[0].train.modality
+    parts = [
+        Part(part.name, part.classes, _head(part.train, cut.train_per_task), _head(part.test, cut.test_per_task))
+        for part in parts
+    ]
     check_parts(parts)
     tables = [table for part in parts for table in (part.train, part.test)]
     data, pieces = make_examples(modality, tables, cut, encoder, backbone)
@@ -300,6 +330,10 @@ def split_off(table: Table, fraction: float, rng: torch.Generator) -> tuple[Tabl
     return table.take(train.tolist()), table.take(test.tolist())
 
 
+def _head(table: Table, limit: int | None) -> Table:
+    return table if limit is None or limit >= len(table) else table.take(range(limit))
+
+
 def _first(table: Table, limit: int | None) -> Table:
     if limit is None:
         return table
@@ -321,6 +355,9 @@ _TEXT = {
     "train.epochs": 3,
     "memory.size": 100,
 }
+
+_ENTITIES = {**_TEXT, "train.epochs": 5, "benchmark.max_length": 256}
+_DESK = {"backbone.name": "minilm"}
 
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
@@ -352,7 +389,35 @@ BENCHMARKS: dict[str, Benchmark] = {
             "token",
             "your own tagged sentences: CoNLL, JSONL, Parquet or a hub id; entity types arrive in tasks",
             _own_data("token"),
-            {**_TEXT, "train.epochs": 5, "benchmark.max_length": 256},
+            _ENTITIES,
+        ),
+        Benchmark(
+            "topics",
+            "text",
+            "AGNews, DBPedia (two tasks), Yahoo Answers (two tasks): 22 topics, as in the paper",
+            shared_out(TOPICS, "text"),
+            {**_TEXT, "benchmark.train_per_class": 28000, "benchmark.test_per_class": 2000},
+        ),
+        Benchmark(
+            "topics-desk",
+            "text",
+            "AGNews, DBPedia (two tasks), Stack Overflow (two tasks): 36 topics, MiniLM, 100 texts a class",
+            shared_out(TOPICS_DESK, "text"),
+            {**_TEXT, **_DESK, "benchmark.train_per_class": 100, "benchmark.test_per_class": 50},
+        ),
+        Benchmark(
+            "entities",
+            "token",
+            "OntoNotes5, MIT Movie, I2B2, MIT Restaurant, CoNLL-2003, as in the paper; some need a licence",
+            shared_out(ENTITIES, "token"),
+            _ENTITIES,
+        ),
+        Benchmark(
+            "entities-desk",
+            "token",
+            "BioNLP13CG, MIT Movie, WNUT2017, MIT Restaurant, BTC: 45 types, MiniLM, 600 sentences a corpus",
+            shared_out(ENTITIES_DESK, "token"),
+            {**_ENTITIES, **_DESK, "benchmark.train_per_task": 600, "benchmark.test_per_task": 300},
         ),
     )
 }

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bace.errors import DataError
 from bace.randomness import uniform
-from bace.stream import Modality, View
+from bace.stream import MIRRORED, Modality, View
 
 
 class Images:
@@ -56,7 +56,12 @@ class Images:
 
     def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]:
         pixels = self.pixels[examples].to(device)
-        pixels = self._clean(pixels) if view is None or not self.augment else self._random(pixels, examples, view)
+        if view is None or view == MIRRORED or not self.augment:
+            pixels = self._clean(pixels)
+        else:
+            pixels = self._random(pixels, examples, view)
+        if view == MIRRORED and self.augment and self.flip:
+            pixels = pixels.flip(3)
         values = pixels.to(self.scale.dtype)
         if values.shape[-1] != self.size or values.shape[-2] != self.size:
             values = F.interpolate(values, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)

@@ -4,15 +4,59 @@ import importlib
 
 from bace.errors import ConfigError, nearest
 from bace.method import Method
+from bace.methods.agem import AGEM
 from bace.methods.bace import BaCE
+from bace.methods.bic import BiC
+from bace.methods.clser import CLSER
+from bace.methods.dde import DDE
+from bace.methods.derpp import DERpp
+from bace.methods.eeil import EEIL
 from bace.methods.er import ER
+from bace.methods.ewc import EWC
+from bace.methods.gd import GD
+from bace.methods.gdumb import GDumb
+from bace.methods.hal import HAL
+from bace.methods.hat import HAT
+from bace.methods.icarl import ICaRL
+from bace.methods.il2m import IL2M
+from bace.methods.lucir import LUCIR
+from bace.methods.lwf import LwF
+from bace.methods.more import MORE
 from bace.methods.mtl import MTL
 from bace.methods.owm import OWM
 from bace.methods.pass_ import PASS
+from bace.methods.podnet import PODNet
+from bace.methods.row import ROW
 from bace.methods.seq import SEQ
 from bace.methods.slda import SLDA
 
-METHODS: list[type[Method]] = [SEQ, MTL, ER, BaCE, SLDA, OWM, PASS]
+METHODS: list[type[Method]] = [
+    SEQ,
+    MTL,
+    ER,
+    DERpp,
+    CLSER,
+    HAL,
+    GDumb,
+    LwF,
+    EWC,
+    ICaRL,
+    LUCIR,
+    PODNet,
+    DDE,
+    EEIL,
+    GD,
+    PASS,
+    BiC,
+    IL2M,
+    HAT,
+    AGEM,
+    OWM,
+    SLDA,
+    MORE,
+    ROW,
+    BaCE,
+]
 
 
 def find_method(name: str) -> type[Method]:

@@ -49,9 +49,15 @@ class ER(Method):
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
         """Of the first `new` rows, and of the replayed ones behind them."""
-        if new == len(targets) or self.reduction == "joint":
-            return {"new": F.cross_entropy(logits, targets)}
-        return {
-            "new": F.cross_entropy(logits[:new], targets[:new]),
-            "replay": F.cross_entropy(logits[new:], targets[new:]),
-        }
+        parts = self.parts(new, len(targets))
+        return {name: self.criterion(logits[rows], targets[rows]) for name, rows in parts.items()}
+
+    def criterion(self, logits: Tensor, targets: Tensor) -> Tensor:  # (rows, classes), (rows,) -> ()
+        """The classification loss: a mean over rows."""
+        return F.cross_entropy(logits, targets)
+
+    def parts(self, new: int, rows: int) -> dict[str, slice]:
+        """Of `rows` rows, `new` of them new: those that a mean is taken over, for each term of the loss; what has no
+        rows has no term."""
+        parts = {"new": slice(new), "replay": slice(new, rows)} if self.reduction == "sum" else {"new": slice(rows)}
+        return {name: part for name, part in parts.items() if part.stop > (part.start or 0)}

@@ -30,9 +30,7 @@ class MTL(Method):
         self.only_last = only_last
 
     def grow(self, task: Task) -> None:
-        self.model = self.build(self.fresh_model())
-        for earlier in self.stream[: task.index + 1]:
-            super().grow(earlier)
+        self.start_over(task)
 
     def stages(self, task: Task) -> list[Stage]:
         if self.only_last and task.index < len(self.stream) - 1:

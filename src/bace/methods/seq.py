@@ -5,7 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.method import Card, Method
+from bace.method import Card, Loss, Method
 from bace.stream import Batch
 
 
@@ -30,6 +30,10 @@ class SEQ(Method):
         super().__init__()
         self.span = span
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: Batch) -> Loss:
+        return self.cross_entropy(self.model(batch).logits, batch.targets)
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """CE(z, y; K) over the classes K of `span`."""
         first = self.now.known if self.span == "new" and self.stream.background is None else 0
-        return F.cross_entropy(self.model(batch).logits[:, first:], batch.targets - first)
+        return F.cross_entropy(logits[:, first:], targets - first)

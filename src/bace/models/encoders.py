@@ -36,6 +36,7 @@ class Encoder(nn.Module):
     """
 
     modality: ClassVar[Modality]
+    movable: ClassVar[str]  # the input that a gradient can move
     # Where things are in the transformers model: its class, whether that takes `add_pooling_layer`, and module paths.
     transformers_class: ClassVar[str]
     has_pooler: ClassVar[bool] = True
@@ -59,6 +60,14 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:  # (examples, tokens, width), mask
         """The hidden states that enter the first block, and the attention mask in the form the blocks take."""
         raise NotImplementedError
+
+    def relax(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same inputs in the form that holds `movable`, for methods that optimise inputs."""
+        return inputs
+
+    def clamp(self, moved: Tensor) -> Tensor:
+        """`movable` values, brought back to where inputs can be."""
+        return moved
 
     def run_block(
         self,
@@ -138,6 +147,7 @@ class ImageEncoder(Encoder):
     """
 
     modality = "image"
+    movable = "pixel_values"
     norm_at = "layernorm"
     attention_end = "attention.o_proj"
     mlp_end = "mlp.fc2"
@@ -187,6 +197,19 @@ class ImageEncoder(Encoder):
             )
         return self._embed(pixels), None
 
+    def patch_map(
+        self,
+        hidden: Tensor,  # (examples, tokens, width)
+        inputs: dict[str, Tensor],
+    ) -> Tensor:  # (examples, width, height, width of the grid)
+        """The patches where they lie; what stands before them (class token, distillation token) is left out."""
+        height, width = (side // self.patch for side in inputs["pixel_values"].shape[2:])
+        return hidden[:, -height * width :].transpose(1, 2).reshape(len(hidden), -1, height, width)
+
+    def clamp(self, moved: Tensor) -> Tensor:  # (examples, channels, height, width)
+        mean, std = (moved.new_tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
+        return moved.clamp(-mean / std, (1 - mean) / std)  # pixels are in [0, 1] before they are normalised
+
     def _embed(self, pixels: Tensor) -> Tensor:
         # At the table's own size this is the table itself.
         return cast(Tensor, self.embeddings(pixels, interpolate_pos_encoding=True))
@@ -228,12 +251,14 @@ class Dinov2Encoder(ImageEncoder):
 
 class TextEncoder(Encoder):
     """An encoder of texts: `input_ids`, `attention_mask` and, if wanted, `token_type_ids`, each (examples, tokens).
+    Instead of ids it also takes word vectors, `inputs_embeds` (examples, tokens, width).
 
     Attributes:
         max_tokens: the longest text its position table can take, special tokens included.
     """
 
     modality = "text"
+    movable = "inputs_embeds"
     has_token_types: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module) -> None:
@@ -246,13 +271,20 @@ class TextEncoder(Encoder):
         inputs: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor | None]:  # (examples, tokens, width), (examples, 1, 1, tokens)
         """The mask is true where a token may be attended to; one more token is one more column of it."""
-        ids = inputs["input_ids"]
-        if ids.shape[1] > self.max_tokens:
-            raise DataError(f"a text of {ids.shape[1]} tokens is too long: the backbone takes up to {self.max_tokens}.")
+        ids, vectors = inputs.get("input_ids"), inputs.get("inputs_embeds")
+        tokens = inputs["attention_mask"].shape[1]
+        if tokens > self.max_tokens:
+            raise DataError(f"a text of {tokens} tokens is too long: the backbone takes up to {self.max_tokens}.")
         types = {"token_type_ids": inputs["token_type_ids"]} if self._takes_types(inputs) else {}
-        hidden: Tensor = self.embeddings(ids, **types)
+        hidden: Tensor = self.embeddings(ids, inputs_embeds=vectors, **types)
         # Broadcasts over heads and queries. Same numbers as the square mask transformers makes, and easier to extend.
         return hidden, inputs["attention_mask"].bool()[:, None, None, :]
+
+    def relax(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Word vectors instead of ids: what `embed` looks up before positions are added."""
+        rest = {key: value for key, value in inputs.items() if key != "input_ids"}
+        with torch.no_grad():
+            return {**rest, "inputs_embeds": self.embeddings.get_submodule("word_embeddings")(inputs["input_ids"])}
 
     def _takes_types(self, inputs: dict[str, Tensor]) -> bool:
         return self.has_token_types and "token_type_ids" in inputs

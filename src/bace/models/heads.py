@@ -20,7 +20,7 @@ class Head(nn.Module):
 
     @property
     def classes(self) -> int:
-        return sum(len(block) for block in self.blocks)
+        return sum(self.sizes)
 
     @property
     def weight(self) -> Tensor:  # (classes, width)
@@ -32,12 +32,24 @@ class Head(nn.Module):
         rows = torch.empty(classes, self.width).uniform_(-bound, bound, generator=generator)
         self.blocks.append(nn.Parameter(rows.to(self.no_rows.device)))
 
+    @torch.no_grad()
+    def imprint(self, rows: Tensor) -> None:  # (classes or rows of the newest task, width)
+        """Start the newest rows from data; where that is 0 (a class without examples) the random rows stay."""
+        newest = self.blocks[-1]
+        rows = rows.to(newest.device).repeat_interleave(len(newest) // len(rows), 0)
+        newest.copy_(torch.where(rows.any(1, keepdim=True), rows, newest))
+
     def products(self, features: Tensor, rows: Tensor) -> Tensor:  # (..., width), (classes, width) -> (..., classes)
         """<features, row> by blocks: rounding depends on the size of a product, and old logits must not change by a
         bit when the head grows."""
         if not len(self.blocks):
             return F.linear(features, rows)
-        return torch.cat([F.linear(features, part) for part in rows.split([len(block) for block in self.blocks])], -1)
+        return torch.cat([F.linear(features, part) for part in rows.split(self.sizes)], -1)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each block."""
+        return [len(block) for block in self.blocks]
 
 
 class LinearHead(Head):
@@ -60,6 +72,10 @@ class LinearHead(Head):
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
         logits = self.products(features, self.weight)
         return logits + torch.cat(list(self.biases)) if len(self.biases) else logits
+
+    def of(self, task: int) -> list[nn.Parameter]:
+        """A task's block, as a head of its own."""
+        return [self.blocks[task], self.biases[task]]
 
 
 class AugmentedHead(LinearHead):
@@ -104,6 +120,32 @@ class CosineHead(Head):
         return self.sigma * self.products(unit, F.normalize(self.weight, dim=-1, eps=1e-12))
 
 
+class ProxyHead(CosineHead):
+    """z_c = sigma sum_p softmax(s_c)_p s_cp with s_cp = <h/|h|, w_cp/|w_cp|>: several rows, called proxies, for every
+    class (PODNet's layer). With one proxy it is the cosine head.
+
+    Args:
+        proxies: of each class; those of a class are neighbouring rows of its block.
+    """
+
+    def __init__(self, width: int, proxies: int, sigma_init: float = 10.0, sigma_learn: bool = True) -> None:
+        super().__init__(width, sigma_init, sigma_learn)
+        self.proxies = proxies
+
+    @property
+    def classes(self) -> int:
+        return super().classes // self.proxies
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        super().grow(classes * self.proxies, generator)
+
+    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
+        unit = F.normalize(features, dim=-1, eps=1e-12)
+        cosines = self.products(unit, F.normalize(self.weight, dim=-1, eps=1e-12))
+        cosines = cosines.reshape(*cosines.shape[:-1], self.classes, self.proxies)
+        return self.sigma * (cosines.softmax(-1) * cosines).sum(-1)
+
+
 def imprint(
     features: Tensor,  # (rows, width) of one task's training data, clean view
     targets: Tensor,  # (rows,) class ids
@@ -115,3 +157,35 @@ def imprint(
     norm = old_rows.norm(dim=1).mean() if len(old_rows) else torch.tensor(1.0)
     rows = [unit[targets == c].mean(0) if (targets == c).any() else torch.zeros(unit.shape[1]) for c in classes]
     return F.normalize(torch.stack(rows), dim=-1) * norm
+
+
+def kmeans(
+    points: Tensor,  # (points, width)
+    count: int,
+    generator: torch.Generator,
+    steps: int = 100,
+) -> Tensor:  # (count, width)
+    """Centres of `count` clusters: seeded as in k-means++ (Arthur and Vassilvitskii, SODA 2007), then Lloyd's steps
+    until none moves. Of fewer distinct points each is a centre, some of them twice; of none, zeros.
+
+    (scikit-learn's adds up in the order in which threads finish: two runs may differ in the last bit.)"""
+    if not len(points):
+        return points.new_zeros(count, points.shape[1])
+    seeds = torch.randint(len(points), (1,), generator=generator)
+    while len(seeds) < count:
+        away = _distances(points, points[seeds]).min(1).values.square()
+        if not away.any():
+            break
+        seeds = torch.cat([seeds, torch.multinomial(away, 1, generator=generator)])
+    centres = points[seeds]
+    for _ in range(steps):
+        own = F.one_hot(_distances(points, centres).argmin(1), len(centres)).to(points.dtype)  # (points, centres)
+        moved = torch.where(own.any(0)[:, None], own.T @ points / own.sum(0).clamp(min=1)[:, None], centres)
+        if torch.equal(moved, centres):
+            break
+        centres = moved
+    return centres[torch.arange(count) % len(centres)]
+
+
+def _distances(a: Tensor, b: Tensor) -> Tensor:  # (a, width), (b, width) -> (a, b)
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # 0 for equal points, not nearly 0

@@ -1,0 +1,81 @@
+"""A-GEM: averaged gradient episodic memory. Chaudhry, Ranzato, Rohrbach, Elhoseiny, "Efficient Lifelong Learning with
+A-GEM", ICLR 2019."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.method import Card, Method, Stage
+from bace.stream import Batch, Task
+
+
+class AGEM(Method):
+    """Learn from new data alone, but take out of each step what would raise the loss on examples from memory.
+
+    Args:
+        reference_size: examples drawn from memory at each step, without replacement, for the reference gradient; the
+            whole memory if it holds fewer. 0 leaves SEQ.
+        momentum: of SGD, instead of the run's. It adds earlier gradients after the projection, so the original has
+            none. (AdamW has its own.)
+    """
+
+    title = "A-GEM"
+    paper = "Chaudhry et al., Efficient Lifelong Learning with A-GEM, 2019"
+    uses_memory = True
+    card = Card(
+        mechanism="gradient projected so that the loss on memory does not rise",
+        cost="1F+1B on b, 1F+1B on min(256, memory)",
+        o_rows="class 0 under cross-entropy; a sentence in memory keeps its own task's labels",
+        reading="soft-max over all seen classes; herded memory, filled at the end of a task; SGD without momentum; "
+        "clipping and weight decay come after the projection",
+    )
+
+    def __init__(self, reference_size: int = 256, momentum: float = 0.0) -> None:
+        super().__init__()
+        self.reference_size, self.momentum = reference_size, momentum
+        if reference_size < 0 or not 0 <= momentum < 1:
+            raise ConfigError(
+                f"A-GEM: reference_size ({reference_size}) must be at least 0, momentum ({momentum}) at least 0 and "
+                "below 1"
+            )
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [self.stage(task, batch_size=self.batch_size, momentum=self.momentum)]  # whole batches of new data
+
+    def before_step(self, batch: Batch) -> None:
+        reference = self.reference()
+        if reference is None:
+            return
+        moving = [p for p in self.model.parameters() if p.grad is not None]
+        loss = F.cross_entropy(self.model(reference, name="reference").logits, reference.targets)
+        # not by backward(): .grad holds g
+        g_ref = torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True)
+        project([p.grad for p in moving if p.grad is not None], g_ref)
+
+    def reference(self) -> Batch | None:
+        """Examples of earlier tasks, the whole memory if it is small; None while there are none."""
+        if not len(self.memory) or not self.reference_size:
+            return None
+        slots = torch.randperm(len(self.memory), generator=self.now.rng("reference"))[: self.reference_size]
+        fresh = self.training_settings.buffer_view == "fresh"
+        return self.stream.batch(self.memory.examples[slots], view=self.now.view(int(fresh)))
+
+
+@torch.no_grad()
+def project(
+    g: Sequence[Tensor],  # changed in place
+    g_ref: Sequence[Tensor],
+) -> None:
+    """g <- g - (g.g_ref / g_ref.g_ref) g_ref where g.g_ref < 0; otherwise g is left as it is."""
+    conflict = dot(g, g_ref)
+    if conflict < 0:
+        scale = conflict / dot(g_ref, g_ref)
+        for own, reference in zip(g, g_ref, strict=True):
+            own -= scale * reference
+
+
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:  # ()
+    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()

@@ -1,0 +1,161 @@
+"""BiC. Wu, Chen, Wang, Ye, Liu, Guo, Fu, "Large Scale Incremental Learning", CVPR 2019."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bace.bias import correct_bias
+from bace.errors import ConfigError
+from bace.holdout import HoldOut
+from bace.losses import soft_cross_entropy
+from bace.memory import draw_balanced
+from bace.method import Card, Loss, Stage
+from bace.methods.er import ER
+from bace.stream import NO_IDS, Batch, Task
+
+
+class BiC(HoldOut, ER):
+    """Replay and distil; then, with the network frozen, fit a scale and a shift of the new classes' logits on a small
+    balanced set that was not trained on.
+
+    Args:
+        T: temperature of the distillation.
+        corrections: whose logits are corrected: those of the `latest` task's classes, or (`cumulative`) those of every
+            task by its own pair, in later tasks' training too.
+        bias_epochs: steps of the second stage, each over the whole balanced set; 0 leaves it out.
+        bias_lr: its learning rate (SGD with momentum 0.9).
+        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
+        reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both.
+    """
+
+    title = "BiC"
+    paper = "Wu et al., Large Scale Incremental Learning, CVPR 2019"
+    holds_out = True
+    keeps_teacher = True
+    scorers = ("raw",)
+    card = Card(
+        mechanism="replay; distillation; scale and shift of the new logits, fitted on held-out examples",
+        cost="1F+1B and teacher 1F on b+m; second stage 1F on the balanced set",
+        o_rows="class 0, an old class: under cross-entropy, distilled, never scaled; the balanced set takes as many "
+        "words of each tag as the rarest has",
+        stages=("main", "bias"),
+        reading="only the latest pair is active, as the authors have it (`corrections`); both terms are sums of a mean "
+        "over new and a mean over replayed rows; with one slot a class nothing is held out, and the balanced set is "
+        "the memory and as many herded new examples of each class",
+    )
+
+    def __init__(
+        self,
+        T: float = 2.0,
+        corrections: Literal["latest", "cumulative"] = "latest",
+        bias_epochs: int = 200,
+        bias_lr: float = 0.01,
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(mode=mode, reduction=reduction)
+        if T <= 0 or bias_lr <= 0 or bias_epochs < 0:
+            raise ConfigError(
+                f"BiC: T ({T}) and bias_lr ({bias_lr}) must be above 0, bias_epochs ({bias_epochs}) at least 0"
+            )
+        self.T, self.corrections = T, corrections
+        self.bias_epochs, self.bias_lr = bias_epochs, bias_lr
+        self.pairs = nn.ParameterList()  # (2,) scale a and shift c of each task's logits
+        # of the second stage: the balanced set's rows, their logits, and which of them this epoch takes
+        self.rows = self.logits = self.picked = NO_IDS
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        self.pairs.append(nn.Parameter(torch.tensor([1.0, 0.0], device=self.stream.device)))
+
+    def stages(self, task: Task) -> list[Stage]:
+        main = super().stages(task)
+        if not task.index or not self.bias_epochs:
+            return main
+        bias = self.stage(
+            task,
+            name="bias",
+            loss=self.bias_loss,
+            epochs=self.bias_epochs,
+            batch_size=max(len(self.stream.data), 1),  # the whole set at once
+            examples=lambda: self.balanced(task),
+            module=lambda: self.pairs,
+            parameters=lambda: [self.pairs[task.index]],
+            cached=True,
+            lr=self.bias_lr,
+            optimiser="sgd",
+            momentum=0.9,
+            schedule=lambda epochs: 1.0,
+            prepare=self.forget,
+        )
+        return [*main, bias]
+
+    # -- the first stage
+
+    def loss(self, batch: Batch) -> Loss:
+        both = self.with_replay(batch)
+        logits = self.model(both).logits
+        if self.corrections == "cumulative":
+            logits = self.corrected(logits, self.now.task)
+        terms = self.cross_entropy(logits, both.targets, len(batch))
+        if self.teacher is None:
+            return terms
+        # L = lam KD(z, z'; old, T) + (1 - lam) CE(z, y), lam = O/S; z' with the teacher's own correction
+        old, lam = self.now.known, self.now.known / self.now.seen
+        teacher = self.corrected(self.peek([both], self.teacher).logits, self.now.task)
+        parts = self.parts(len(batch), len(both)).values()
+        distil = [soft_cross_entropy(logits[rows, :old], teacher[rows], self.T) for rows in parts]
+        return {name: (1 - lam) * term for name, term in terms.items()} | {"distil": lam * torch.stack(distil).sum()}
+
+    # -- the second stage
+
+    def balanced(self, task: Task) -> Tensor:  # (examples,)
+        """As many held-out examples of each old class as of each new one; of a class that has none, its first in
+        memory or herding."""
+        count = max(self.spare(self.quota(task)), 1)
+        old = {**self.memory.first(count), **self.held.first(count)}
+        new = {group: held for group, held in self.choose_held(task).items() if len(held)}
+        lacking = [members for group, members in self.stream.by_group(task.train).items() if group not in new]
+        if lacking:
+            new = {**self.choose(torch.cat(lacking).unique(), task, count), **new}
+        return torch.cat([*old.values(), *new.values()]).sort().values
+
+    def forget(self) -> None:
+        self.rows = NO_IDS
+
+    def before_epoch(self, stage: Stage) -> None:
+        if stage.name != "bias":
+            return
+        if not len(self.rows):  # once: the network is frozen
+            examples = stage.examples()
+            self.rows, self.logits = self.stream.labels(examples)[0], self.outputs(examples).logits
+        self.picked = self.rows[draw_balanced(self.stream.targets[self.rows], self.now.rng("balanced"))]
+
+    def bias_loss(self, batch: Batch) -> Loss:
+        """CE([z_old, a z_new + c], y) + 0.1 c^2 / 2."""
+        taken = torch.isin(batch.rows, self.picked)
+        logits = self.logits[torch.searchsorted(self.rows, batch.rows[taken])].to(batch.targets.device)
+        if self.corrections == "cumulative":
+            logits = self.corrected(logits, self.now.task)
+        a, c = self.pairs[self.now.task]
+        corrected = correct_bias(logits, self.stream[self.now.task].classes, a, c)
+        return {"bias": F.cross_entropy(corrected, batch.targets[taken]), "shift": 0.1 * c**2 / 2}
+
+    # -- corrected logits
+
+    def corrected(self, logits: Tensor, tasks: int) -> Tensor:  # (rows, classes)
+        """Logits of the network as they are corrected once so many tasks are learned."""
+        first = 0 if self.corrections == "cumulative" else max(tasks - 1, 0)
+        for t in range(first, tasks):
+            logits = correct_bias(logits, self.stream[t].classes, *self.pairs[t].tolist())
+        return logits
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
+        logits = super().predict(batch)
+        return logits if scorer == "raw" else self.corrected(logits, len(self.pairs))
+
+    def check_share(self, quota: int) -> None:
+        if not self.memory.size and not self.memory.per_class:
+            raise ConfigError("BiC fits its correction on stored examples and the memory is 0: set memory.size")

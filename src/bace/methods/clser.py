@@ -1,0 +1,114 @@
+"""CLS-ER: complementary learning systems. Arani, Sarfraz, Zonooz, "Learning Fast, Learning Slow: A General Continual
+Learning Method based on Complementary Learning System", ICLR 2022."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.losses import old_logit_mse
+from bace.method import Card, Loss
+from bace.methods.er import ER
+from bace.models.model import Model, average_into, frozen_copy
+from bace.randomness import generator
+from bace.stream import Batch, Task
+
+
+class CLSER(ER):
+    """Two averaged copies of the network, a fast (plastic) and a slow (stable) one, give the logits that replayed
+    examples should keep; the stable one predicts.
+
+    Args:
+        lambda_mse: weight of the logit matching on memory; 0 leaves it out.
+        r_plastic: chance that a step updates the plastic network.
+        a_plastic: share that the plastic network keeps at an update; it averages over about 1 / (r (1 - a)) steps,
+            which should be fewer than a task has (the original's 0.999 is for tasks of thousands).
+        r_stable: chance that a step updates the stable network; at most `r_plastic`.
+        a_stable: share that the stable network keeps at an update.
+        reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both (the
+            original).
+    """
+
+    title = "CLS-ER"
+    paper = "Arani et al., Learning Fast, Learning Slow, 2022"
+    scorers = ("working", "plastic")
+    card = Card(
+        mechanism="replay; logits on memory kept near the better of two averaged networks",
+        cost="1F+1B on b+m, 2F on m; a pass over the weights for each average",
+        o_rows="class 0 under cross-entropy; all of a sentence's rows are matched",
+        reading="herded memory instead of a reservoir; averages for short tasks; averaged networks always in eval "
+        "mode, new head rows alike in all three; the stable network predicts, the others are scored beside it",
+    )
+
+    plastic: Model
+    stable: Model
+    steps: Tensor  # () taken so far, in all tasks
+
+    def __init__(
+        self,
+        lambda_mse: float = 0.1,
+        r_plastic: float = 0.9,
+        a_plastic: float = 0.98,
+        r_stable: float = 0.7,
+        a_stable: float = 0.98,
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(reduction=reduction)
+        if lambda_mse < 0:
+            raise ConfigError(f"CLS-ER: lambda_mse is {lambda_mse}, it must be at least 0")
+        if not 0 <= r_stable <= r_plastic <= 1:
+            raise ConfigError(
+                f"CLS-ER: r_stable ({r_stable}) and r_plastic ({r_plastic}) are chances between 0 and 1, and the "
+                "stable network must not be updated more often than the plastic one"
+            )
+        if not (0 <= a_plastic <= 1 and 0 <= a_stable <= 1):
+            raise ConfigError(f"CLS-ER: a_plastic ({a_plastic}) and a_stable ({a_stable}) must lie between 0 and 1")
+        self.lambda_mse = lambda_mse
+        self.rates = {"plastic": (r_plastic, a_plastic), "stable": (r_stable, a_stable)}
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        if task.index == 0:
+            self.plastic, self.stable = frozen_copy(self.model), frozen_copy(self.model)
+            return
+        for average in (self.plastic, self.stable):  # the working network's new rows: the same draw
+            average.head.grow(len(task.classes), generator(self.now.seed, "head", task.index))
+            average.requires_grad_(False)
+
+    def imprint(self, task: Task) -> None:
+        super().imprint(task)
+        for average in (self.plastic, self.stable):
+            average.head.blocks[-1].data.copy_(self.model.head.blocks[-1].data)
+
+    def loss(self, batch: Batch) -> Loss:
+        """CE + lambda mean (z(x1) - z'(x1))^2, z' by the better averaged network."""
+        replay = self.replay()
+        both = Batch.cat(batch, replay)
+        logits = self.model(both).logits
+        terms = self.cross_entropy(logits, both.targets, len(batch))
+        if replay is not None and self.lambda_mse:
+            terms["match"] = self.lambda_mse * old_logit_mse(logits[len(batch) :], self.target(replay))
+        return terms
+
+    def target(self, replay: Batch) -> Tensor:  # (rows, classes)
+        """For each row, the logits of the network that gives its true class the higher probability."""
+        plastic, stable = (self.peek([replay], average).logits for average in (self.plastic, self.stable))
+        true = replay.targets[:, None]
+        better = F.softmax(stable, 1).gather(1, true) > F.softmax(plastic, 1).gather(1, true)
+        return torch.where(better, stable, plastic)
+
+    def after_step(self, batch: Batch) -> None:
+        """theta' <- a theta' + (1 - a) theta with chance r; a = min(1 - 1/(n + 1), a_max) at step n."""
+        self.steps += 1
+        for name, (chance, most) in self.rates.items():
+            if float(torch.rand((), generator=self.now.rng(name))) < chance:
+                average_into(getattr(self, name), self.model, min(1 - 1 / (int(self.steps) + 1), most))
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
+        network = {None: self.stable, "plastic": self.plastic, "working": self.model}[scorer]
+        with torch.inference_mode():
+            logits: Tensor = network(batch).logits
+        return logits

@@ -1,0 +1,184 @@
+"""DDE: Hu, Tang, Miao, Hua, Zhang, "Distilling Causal Effect of Data in Class-Incremental Learning", CVPR 2021."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bace.errors import ConfigError
+from bace.losses import mixture, neighbour_log_weights
+from bace.method import Card, Loss, Stage
+from bace.methods.lucir import LUCIR
+from bace.models.model import Model, Output
+from bace.neighbours import NeighbourTable, nearest
+from bace.stream import Batch, Task
+
+
+class Removal(nn.Module):
+    """z - a2 ((1 - a1) b' + a1 b): takes what the momentum features of the last two tasks explain out of the logits."""
+
+    def __init__(self, a: float) -> None:
+        super().__init__()
+        self.a = a
+        self.a1, self.a2 = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(float(a)))
+
+    def reset(self) -> None:
+        self.a1.data.fill_(1.0)
+        self.a2.data.fill_(self.a)
+
+    def forward(self, logits: Tensor, before: Tensor, now: Tensor) -> Tensor:  # (rows, classes) each
+        result: Tensor = logits - self.a2 * ((1 - self.a1) * before + self.a1 * now)
+        return result
+
+
+class DDE(LUCIR):
+    """LUCIR that predicts each example jointly with its neighbours in the teacher's eyes, and at test time removes the
+    direction in which training has carried all features.
+
+    Args:
+        top_k: neighbours of an example among those of new classes; 0 leaves them out.
+        mu: momentum feature e <- mu e + mean feature of the batch, from 0 at the start of a task.
+        a: share of the momentum direction that is removed from a prediction; 0 leaves it in.
+        removal: `fixed`: by `a`; `learned`: by two numbers, fitted on the class-balanced memory after each task.
+        lambda_base: weight of the feature term, times sqrt(old classes / new classes); 0 leaves it out.
+        K: how many new classes an old example is ranked against, at most all of them.
+        margin: of the ranking, between cosines.
+        margin_weight: weight of the ranking; 0 leaves it out.
+        freeze_old: head rows of old classes are not trained.
+        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
+        reduction: of the joint prediction's loss. `sum`: mean over the new rows + mean over the replayed ones; `joint`:
+            one mean over both.
+    """
+
+    title = "DDE"
+    paper = "Hu et al., Distilling Causal Effect of Data in Class-Incremental Learning, CVPR 2021"
+    modalities = frozenset(("image", "text"))
+    card = Card(
+        mechanism="LUCIR; joint prediction with neighbours; momentum direction removed at test time",
+        cost="LUCIR's, 1F on at most top_k (b+m) neighbours, teacher 1F once an epoch on task and memory",
+        o_rows="refused: neighbours of O words are not defined, CFNER is this idea for entities",
+        reading="a replayed example's neighbours are those of its epoch view, though it is seen in a fresh one; both "
+        "momentum features act through the rows of now; `removal=learned` is a stage of its own, from (1, a) each time",
+    )
+
+    def __init__(
+        self,
+        top_k: int = 10,
+        mu: float = 0.9,
+        a: float = 0.5,
+        removal: Literal["fixed", "learned"] = "fixed",
+        lambda_base: float = 5.0,
+        K: int = 2,
+        margin: float = 0.5,
+        margin_weight: float = 1.0,
+        freeze_old: bool = True,
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(lambda_base, K, margin, margin_weight, freeze_old, mode, reduction)
+        if top_k < 0:
+            raise ConfigError(f"DDE: top_k is {top_k}, it must be at least 0, which leaves the neighbours out")
+        if a < 0:
+            raise ConfigError(f"DDE: a is {a}, it must be at least 0, which removes nothing")
+        if not 0 <= mu < 1:
+            raise ConfigError(
+                f"DDE: mu is {mu}, it must be at least 0 and below 1, or the momentum feature grows for ever"
+            )
+        self.top_k, self.mu, self.learned = top_k, mu, removal == "learned"
+        self.removal = Removal(a)
+        self.table: NeighbourTable | None = None  # of an epoch, made again by before_epoch
+        self.batch_mean: Tensor | None = None  # (width,) of the step
+        self.e: Tensor  # (2, width) momentum features of the task before and of this one
+
+    def build(self, model: Model) -> Model:
+        self.register_buffer("e", torch.zeros(2, model.encoder.width))
+        return super().build(model)
+
+    def before_task(self, task: Task) -> None:
+        self.e = torch.stack([self.e[1], torch.zeros_like(self.e[1])])
+
+    def stages(self, task: Task) -> list[Stage]:
+        (main,) = super().stages(task)
+        if not self.fits_removal(task):
+            return [main]
+        fit = self.stage(
+            task,
+            name="removal",
+            loss=self.removal_loss,
+            epochs=20,
+            batch_size=self.batch_size,
+            examples=lambda: self.memory.examples,
+            module=lambda: self.removal,
+            lr=2e-3,
+            optimiser="adamw",  # scalars do not decay: it is Adam
+            schedule=lambda epochs: 1.0 if epochs < 10 else 0.1,
+            prepare=lambda: self.begin_removal(task),
+        )
+        return [main, fit]
+
+    def fits_removal(self, task: Task) -> bool:
+        return self.learned and task.index > 0 and bool(self.memory.size or self.memory.per_class)
+
+    def begin_removal(self, task: Task) -> None:
+        self.remember(task)  # the network is fixed from here on, so this is the memory after the task
+        self.removal.reset()
+
+    # -- the joint prediction
+
+    def before_epoch(self, stage: Stage) -> None:
+        """The top_k nearest of all examples, in the teacher's eyes and among those of new classes."""
+        self.table = None
+        if self.teacher is None or not self.top_k or stage.name != "main":
+            return
+        examples = torch.unique(torch.cat([stage.examples(), self.memory.examples]))
+        targets = self.stream.labels(examples)[1]
+        features = F.normalize(self.outputs(examples, self.teacher, view=self.now.view()).features, dim=1)
+        new = torch.nonzero(targets >= self.now.known).flatten()
+        index, distance = nearest(features, self.top_k, candidates=new)
+        weights = neighbour_log_weights(distance, 0.5, uniform=True)  # half, and half divided equally
+        self.table = NeighbourTable(examples, torch.where(index < 0, -1, examples[index]), *weights)
+
+    def loss(self, batch: Batch) -> Loss:
+        both = self.with_replay(batch)
+        out: Output = self.model(both)
+        if self.teacher is not None:
+            self.batch_mean = out.features.detach().mean(0)
+        return self.cross_entropy(self.joint(out.logits, both), both.targets, len(batch)) | self.hold(out, both)
+
+    def joint(self, logits: Tensor, both: Batch) -> Tensor:  # (rows, classes) -> (rows, classes)
+        """log (p + q)/2, q the mean prediction of the neighbours, which carries no gradient. Of logarithms of
+        probabilities the soft-max is these again, so they take the place of the logits."""
+        if self.table is None:
+            return logits
+        near = self.table.of(both.rows, logits.device)
+        parts = near.rows.split(self.training_settings.eval_batch_size)
+        beside = self.peek(self.stream.rows(part, view=self.now.view()) for part in parts).logits
+        return (mixture(logits, beside, near) + 1e-12).log()
+
+    # -- the momentum feature and its removal
+
+    def after_step(self, batch: Batch) -> None:
+        if self.batch_mean is not None:
+            self.e[1] = self.mu * self.e[1] + self.batch_mean
+            self.batch_mean = None
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
+        with torch.inference_mode():
+            out: Output = self.model(batch)
+            return self.direct_effect(out)
+
+    def removal_loss(self, batch: Batch) -> Tensor:
+        return 5 * F.cross_entropy(self.direct_effect(self.peek([batch])), batch.targets)
+
+    def direct_effect(self, out: Output) -> Tensor:  # (rows, classes)
+        """The logits without the biases b_i = cos(h, e_i) sigma W e_i, rows of W and e_i of length 1."""
+        with torch.no_grad():
+            cosines = F.cosine_similarity(out.features[:, None], self.e, dim=-1)  # (rows, 2)
+            before, now = cosines.T[:, :, None] * self.model.head(self.e)[:, None]  # (rows, classes) each
+        result: Tensor = self.removal(out.logits, before, now)
+        return result
+
+    def after_task(self, task: Task) -> None:
+        if not self.fits_removal(task):  # else the memory was refilled for that
+            super().after_task(task)

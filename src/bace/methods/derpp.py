@@ -1,0 +1,114 @@
+"""DER++: dark experience replay. Buzzega, Boschini, Porrello, Abati, Calderara, "Dark Experience for General Continual
+Learning: a Strong, Simple Baseline", NeurIPS 2020."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.losses import old_logit_mse
+from bace.memory import stack_rows, unstack_rows
+from bace.method import Card, Loss, Stage
+from bace.methods.er import ER
+from bace.models.model import Model
+from bace.stream import Batch, Task
+
+
+class DERpp(ER):
+    """Replay labels, and beside them the logits that the network had: L = CE(z, y) + alpha MSE + beta CE on memory.
+
+    Args:
+        alpha: weight of the logit matching; 0 leaves it out.
+        beta: weight of the cross-entropy of replayed examples; 0 leaves it out.
+        logits: what is matched: the logits `stored` with an example when a reservoir took it in, two independent
+            draws for the two terms (the original); or those of a frozen `teacher`, the network before this task, for
+            the old classes of the one draw from a herded memory (the reading of BaCE's authors, at 0.5 and 0.5).
+    """
+
+    title = "DER++"
+    paper = "Buzzega et al., Dark Experience for General Continual Learning: a Strong, Simple Baseline, 2020"
+    card = Card(
+        mechanism="replay; logits on memory kept near those of the past",
+        cost="1F+1B on b+2m (`logits=teacher`: 1F+1B on b+m, teacher 1F on m)",
+        o_rows="class 0 under cross-entropy; all of a sentence's rows are matched",
+        reading="weights of the original's CIFAR-10 with 500 slots; the reservoir is offered every example of every "
+        "step, so replay starts in the first task (beside a whole batch); logits are matched scaled, over the columns "
+        "that were there when they were stored",
+    )
+
+    def __init__(self, alpha: float = 0.2, beta: float = 0.5, logits: Literal["stored", "teacher"] = "stored") -> None:
+        super().__init__()
+        if min(alpha, beta) < 0:
+            raise ConfigError(f"DER++: alpha ({alpha}) and beta ({beta}) must be at least 0")
+        self.alpha, self.beta, self.logits = alpha, beta, logits
+        self.keeps_teacher = logits == "teacher" and alpha > 0
+        self.before: Tensor  # (rows, classes) logits of a step's new rows, before its update
+
+    def build(self, model: Model) -> Model:
+        if self.logits == "stored":
+            if self.memory.per_class:
+                raise ConfigError(
+                    f"DER++ keeps a reservoir of a fixed total: memory.per_class is {self.memory.per_class}, give "
+                    "memory.size instead, or take logits=teacher"
+                )
+            self.memory.note("logits", torch.zeros(0, 0, 0))  # (slots, rows of a sentence, classes)
+        return super().build(model)
+
+    def stages(self, task: Task) -> list[Stage]:
+        if self.logits == "teacher":
+            return super().stages(task)
+        # as with other memories: a whole batch in the first task, although the reservoir fills from its first step on
+        share = self.replay_share if self.memory.size and self.replays and task.index else 0
+        return [self.stage(task, batch_size=self.batch_size - share)]
+
+    def loss(self, batch: Batch) -> Loss:
+        return self.loss_stored(batch) if self.logits == "stored" else self.loss_teacher(batch)
+
+    def loss_stored(self, batch: Batch) -> Loss:
+        """CE(z(x), y) + alpha MSE(z(x1), z1) + beta CE(z(x2), y2), with x1 and x2 drawn independently."""
+        first = self.replay(1) if self.alpha else None
+        second = self.replay(2) if self.beta else None
+        both = Batch.cat(batch, second)
+        logits = self.model(Batch.cat(both, first)).logits
+        self.before = logits[: len(batch)].detach()
+        terms = self.cross_entropy(logits[: len(both)], both.targets, len(batch))
+        if second is not None:
+            terms["replay"] = self.beta * terms["replay"]
+        if first is not None:
+            stored = unstack_rows(self.memory.get_buffer("logits")[self.drawn(1)].to(logits.device), first.owner)
+            known = ~stored.isnan()  # not the columns of classes that came later
+            terms["match"] = self.alpha * F.mse_loss(logits[len(both) :, : stored.shape[1]][known], stored[known])
+        return terms
+
+    def loss_teacher(self, batch: Batch) -> Loss:
+        """CE(z(x), y) + beta CE(z(x1), y1) + alpha MSE(z(x1)_old, z_teacher(x1)_old)."""
+        replay = self.replay()
+        both = Batch.cat(batch, replay)
+        logits = self.model(both).logits
+        terms = self.cross_entropy(logits, both.targets, len(batch))
+        if replay is not None:
+            terms["replay"] = self.beta * terms["replay"]
+            if self.alpha:
+                target = self.peek([replay], self.teacher).logits
+                terms["match"] = self.alpha * old_logit_mse(logits[len(batch) :], target)
+        return terms
+
+    def after_step(self, batch: Batch) -> None:
+        if self.logits == "stored":
+            notes = stack_rows(self.before.cpu(), batch.owner.cpu(), len(batch.examples))
+            group, rng = self.stream.group_of(batch.examples), self.now.rng("reservoir")
+            self.memory.offer_reservoir(batch.examples, self.now.task, group, rng, logits=notes)
+
+    def remember(self, task: Task) -> None:
+        if self.logits == "teacher":
+            super().remember(task)
+
+    @property
+    def replays(self) -> bool:
+        return self.alpha > 0 or self.beta > 0
+
+    @property
+    def replay_size(self) -> int:
+        return super().replay_size if self.replays else 0

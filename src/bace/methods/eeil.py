@@ -1,0 +1,126 @@
+"""EEIL: end-to-end incremental learning. Castro, Marín-Jiménez, Guil, Schmid, Alahari, ECCV 2018.
+
+A first stage learns the new classes beside the exemplars and distils from the network of the task before; a second one
+fine-tunes on a class-balanced set and distils from the network that the first stage made.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.losses import soft_cross_entropy
+from bace.method import Card, Loss, Stage
+from bace.methods.er import ER
+from bace.models.model import frozen_copy
+from bace.stream import NO_IDS, Batch, Task
+
+
+class EEIL(ER):
+    """Replay with a distillation for each task's block of the head, then balanced fine-tuning.
+
+    Args:
+        mode: as in ER: a separate `batch` from memory, or the memory in the task's data (`concat`, the original's).
+        reduction: as in ER.
+        kd_weight: weight of the distillation, in both stages.
+        T: temperature of the distillation.
+        noise: standard deviation of the noise added to every gradient in the first epoch; it falls as
+            (1 + epoch)^-0.55. The original's 0.3 is added to gradients summed over 128 examples, so 0.3/128 here.
+        balanced_epochs: epochs of the second stage; 0 leaves it out.
+        balanced_lr: its learning rate, as a factor of the first stage's.
+    """
+
+    paper = "Castro et al., End-to-End Incremental Learning, ECCV 2018"
+    modalities = frozenset(("image", "text"))
+    keeps_teacher = True
+    card = Card(
+        mechanism="replay; distillation per task's block of the head; balanced fine-tuning",
+        cost="1F+1B and teacher 1F on b+m; balanced stage: the same on b",
+        o_rows="refused: every sentence shows O, so there is no class-balanced set of sentences",
+        stages=("main", "balanced"),
+        reading="no factor T^2; the second stage distils the newest block too, from the first stage's network, at a "
+        "constant rate; gradient noise off (a pre-trained network needs none)",
+    )
+
+    balanced: Tensor  # (examples,) ids of the second stage; none outside of it
+
+    def __init__(
+        self,
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+        kd_weight: float = 1.0,
+        T: float = 2.0,
+        noise: float = 0.0,
+        balanced_epochs: int = 30,
+        balanced_lr: float = 0.1,
+    ) -> None:
+        super().__init__(mode, reduction)
+        if min(kd_weight, noise, balanced_epochs) < 0:
+            raise ConfigError(
+                f"EEIL: kd_weight ({kd_weight}), noise ({noise}) and balanced_epochs ({balanced_epochs}) must be at "
+                "least 0; 0 leaves each of them out"
+            )
+        if min(T, balanced_lr) <= 0:
+            raise ConfigError(f"EEIL: T ({T}) and balanced_lr ({balanced_lr}) must be above 0")
+        self.kd_weight, self.T, self.noise = kd_weight, T, noise
+        self.balanced_epochs, self.balanced_lr = balanced_epochs, balanced_lr
+        self.register_buffer("balanced", NO_IDS.clone())
+
+    def stages(self, task: Task) -> list[Stage]:
+        stages = super().stages(task)
+        if task.index and self.balanced_epochs and (self.memory.size or self.memory.per_class):
+            balanced = self.stage(
+                task,
+                name="balanced",
+                loss=lambda batch: self.terms(batch, len(batch)),
+                epochs=self.balanced_epochs,
+                batch_size=self.batch_size,
+                examples=lambda: self.balanced.cpu(),
+                schedule=lambda epochs: self.balanced_lr,
+                structure=self.renew_teacher,
+                prepare=lambda: self.balance(task),
+            )
+            stages.append(balanced)
+        return stages
+
+    def renew_teacher(self) -> None:
+        """The network after the first stage, with all classes."""
+        self.teacher = frozen_copy(self.model)
+
+    def balance(self, task: Task) -> None:
+        """All exemplars of the old classes, and as many herded ones of each new class as an old one has."""
+        count = int(self.memory.group.bincount().max())
+        new = self.choose(self.trained(task), task, count)
+        self.balanced = torch.cat([self.memory.examples, *new.values()])
+
+    def loss(self, batch: Batch) -> Loss:
+        return self.terms(self.with_replay(batch), len(batch))
+
+    def terms(self, batch: Batch, new: int) -> dict[str, Tensor]:
+        """CE(z, y) + weight sum_k KD(z_k, z'_k; T) over the teacher's blocks k."""
+        logits = self.model(batch).logits
+        terms = self.cross_entropy(logits, batch.targets, new)
+        if self.teacher is not None and self.kd_weight:
+            taught = self.peek([batch], self.teacher).logits
+            sizes = [len(block) for block in self.teacher.head.blocks]
+            pairs = zip(logits[:, : taught.shape[1]].split(sizes, 1), taught.split(sizes, 1), strict=True)
+            kd = torch.stack([soft_cross_entropy(z, z0, self.T) for z, z0 in pairs])  # a soft-max for each block
+            terms["distil"] = self.kd_weight * kd.sum()
+        return terms
+
+    def before_step(self, batch: Batch) -> None:
+        if not self.noise:
+            return
+        deviation = self.noise / (1 + self.now.epoch) ** 0.55
+        source = self.now.rng("gradient noise")
+        for p in self.model.parameters():
+            if p.grad is not None:
+                p.grad += deviation * torch.randn(p.shape, generator=source, dtype=p.dtype).to(p.device)
+
+    def after_task(self, task: Task) -> None:
+        super().after_task(task)
+        self.balanced = NO_IDS.clone()
+
+    def shrink(self, task: Task) -> None:
+        self.teacher = None

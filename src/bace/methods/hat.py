@@ -1,0 +1,165 @@
+"""HAT: hard attention to the task. Serra, Suris, Miron, Karatzoglou, "Overcoming Catastrophic Forgetting with Hard
+Attention to the Task", ICML 2018; on the adapters of a frozen transformer, as Kim et al. (ICML 2023) compare with it.
+"""
+
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bace.deltamask import DeltaMask
+from bace.errors import ConfigError
+from bace.method import Card, Loss, Method, Stage
+from bace.models.adapters import Adapter, add_adapters
+from bace.models.gates import Gates
+from bace.models.heads import LinearHead
+from bace.models.model import Model, Output
+from bace.randomness import generator
+from bace.stream import Batch, Task
+
+
+class HAT(Method):
+    """Learn near-binary gates on the units of adapters for each task, and never change a weight that an earlier task
+    uses. Each task has its own gates, LayerNorms and head; all else is shared or frozen.
+
+    Args:
+        smax: the gates' steepest slope in training; within every epoch the slope rises from 1 / smax to it.
+        lamb: weight of the sparsity of the gates; 0 leaves it out.
+        scores: what is compared between tasks: raw `logits`, each head's `softmax`, or the soft-max of the head with
+            the least `entropy` before all others.
+        latent: hidden units of the adapters, if the backbone has none (backbone.adapter).
+        lr: learning rate of adapters, gates, norms and head; default: the run's.
+    """
+
+    paper = "Serra et al., Overcoming Catastrophic Forgetting with Hard Attention to the Task, ICML 2018"
+    modalities = frozenset(("image", "text"))
+    growing_head = False
+    card = Card(
+        mechanism="binary gates per task on adapters; weights in use never change",
+        cost="1F+1B on b; prediction 1F for each task",
+        o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
+        reading="adapters, norms and head per task as Kim et al.; the slope rises by batches; gates binary after a "
+        "task; raw logits compared; clipping only by train.clip (the original: 10000)",
+    )
+
+    gates: Gates
+    embedding_bound = 6.0
+
+    def __init__(
+        self,
+        smax: float = 500.0,
+        lamb: float = 0.75,
+        scores: Literal["logits", "softmax", "entropy"] = "logits",
+        latent: int = 64,
+        lr: float | None = None,
+    ) -> None:
+        super().__init__()
+        if smax < 1 or lamb < 0:
+            raise ConfigError(f"{self.title}: smax ({smax}) must be at least 1 and lamb ({lamb}) at least 0")
+        if latent < 1 or (lr is not None and lr <= 0):
+            raise ConfigError(f"{self.title}: latent ({latent}) must be at least 1 and lr ({lr}) above 0")
+        self.smax, self.lamb, self.scores, self.latent, self.lr = smax, lamb, scores, latent, lr
+        self.delta = DeltaMask()
+
+    # -- what a task owns
+
+    def build(self, model: Model) -> Model:
+        if not any(isinstance(module, Adapter) for module in model.encoder.modules()):
+            add_adapters(model.encoder, self.latent, generator(self.now.seed, "adapters"))
+        self.gates = Gates(model.encoder)
+        model.head = LinearHead(model.encoder.width)  # one block a task
+        return model
+
+    def grow(self, task: Task) -> None:
+        self.gates.grow(generator(self.now.seed, "gates", task.index))
+        self.head.grow(len(task.classes) + self.extra, generator(self.now.seed, "head", task.index))
+
+    @property
+    def extra(self) -> int:
+        """Outputs of each head beside those of its classes."""
+        return 0
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [self.stage(task, parameters=lambda: self.own(task), lr=self.lr)]
+
+    def own(self, task: Task) -> list[nn.Parameter]:
+        return [*self.gates.parameters(task.index), *self.head.of(task.index)]
+
+    # -- learning
+
+    def before_epoch(self, stage: Stage) -> None:
+        self.delta = DeltaMask(self.gates.free() if self.now.task else ())
+
+    @property
+    def scale(self) -> float:
+        """s = 1/smax + (smax - 1/smax) i/n at batch i of n."""
+        return 1 / self.smax + (self.smax - 1 / self.smax) * self.now.step / self.now.steps
+
+    def loss(self, batch: Batch) -> Loss:
+        t = self.now.task
+        with self.gates.of(t, self.scale):
+            logits = self.logits_of(t, self.model(batch).logits)
+            terms = {"new": F.cross_entropy(logits, self.local(t, batch.targets))}
+            if self.lamb:
+                terms["sparsity"] = self.lamb * self.gates.openness()
+        return terms
+
+    def before_step(self, batch: Batch) -> None:
+        if self.now.stage == "main":
+            self.gates.compensate(self.now.task, self.scale, self.smax)
+            self.delta.before_step()
+
+    def after_step(self, batch: Batch) -> None:
+        if self.now.stage == "main":
+            self.delta.after_step()
+            self.gates.clamp(self.now.task, self.embedding_bound)
+
+    def after_task(self, task: Task) -> None:
+        self.gates.keep(task.index)
+        super().after_task(task)
+
+    def validation_loss(self, examples: Tensor) -> float | None:
+        if self.now.stage != "main":
+            return None
+        logits, targets = self.outputs(examples).logits, self.stream.labels(examples)[1]
+        return float(F.cross_entropy(self.logits_of(self.now.task, logits), self.local(self.now.task, targets)))
+
+    # -- heads
+
+    @property
+    def head(self) -> LinearHead:
+        return cast(LinearHead, self.model.head)
+
+    def logits_of(self, task: int, logits: Tensor) -> Tensor:  # (rows, all outputs) -> (rows, outputs of the task)
+        found: Tensor = logits.split(self.head.sizes, 1)[task]
+        return found
+
+    def local(self, task: int, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) outputs of the task's head
+        """Places within the task's classes; every other class has the place behind them."""
+        classes = self.stream[task].classes
+        own = (targets >= classes.start) & (targets < classes.stop)
+        return torch.where(own, targets - classes.start, len(classes))
+
+    # -- prediction
+
+    def passes(self, batch: Batch) -> list[Output]:
+        """For each task the features and its head's logits, under its own binary gates and norms."""
+        found = []
+        for t in range(len(self.head.blocks)):
+            with self.gates.of(t):
+                out = self.model(batch)
+                found.append(Output(out.features, self.logits_of(t, out.logits)))
+        return found
+
+    @torch.inference_mode()
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
+        logits = [out.logits for out in self.passes(batch)]
+        if self.scores == "logits":
+            return torch.cat(logits, 1)
+        likely = [F.softmax(z, 1) for z in logits]
+        if self.scores == "entropy":
+            entropy = torch.stack([torch.special.entr(p).sum(1) for p in likely], 1)  # (rows, tasks)
+            chosen = F.one_hot(entropy.argmin(1), len(likely))
+            likely = [p + chosen[:, [t]] for t, p in enumerate(likely)]
+        return torch.cat(likely, 1)

@@ -1,0 +1,93 @@
+"""iCaRL: nearest mean of exemplars. Rebuffi, Kolesnikov, Sperl, Lampert, "iCaRL: Incremental Classifier and
+Representation Learning", CVPR 2017."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.method import Card, Loss
+from bace.methods.er import ER
+from bace.models.heads import imprint
+from bace.models.model import Model
+from bace.stream import MIRRORED, Batch, Task
+
+
+class ICaRL(ER):
+    """Learn features with one binary classifier per class, the old ones distilled; classify by the nearest mean of the
+    stored exemplars.
+
+    Args:
+        columns: of a row's binary cross-entropies: `sum` over the classes, or their `mean` (the authors', with a
+            learning rate of 2.0).
+        mirror: average each exemplar with its mirror image, for pictures that training mirrors too.
+        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
+        reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both.
+    """
+
+    title = "iCaRL"
+    paper = "Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017"
+    modalities = frozenset(("image", "text"))
+    keeps_teacher = True
+    scorers = ("linear",)
+    card = Card(
+        mechanism="replay; binary distillation; nearest mean of exemplars",
+        cost="1F+1B and teacher 1F on b+m; after a task 2F on the memory",
+        o_rows="a mean of all words that are no entity of this task says nothing about the next such word",
+        reading="the authors' loss: in old columns the teacher's sigmoid is every row's target, exemplars included; "
+        "summed over columns, since their mean over columns goes with a learning rate of 2.0 (`columns`); the suite's "
+        "head gives the logits in training and the scorer `linear`",
+    )
+
+    means: Tensor  # (classes, width) unit vectors; zero for a class without exemplars
+
+    def __init__(
+        self,
+        columns: Literal["sum", "mean"] = "sum",
+        mirror: bool = True,
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(mode, reduction)
+        self.columns, self.mirror = columns, mirror
+        self.register_buffer("means", torch.zeros(0, 0))
+
+    def build(self, model: Model) -> Model:
+        if not self.memory.size and not self.memory.per_class:
+            raise ConfigError("iCaRL classifies by stored exemplars and the memory is 0: set memory.size")
+        return super().build(model)
+
+    def loss(self, batch: Batch) -> Loss:
+        both = self.with_replay(batch)
+        logits = self.model(both).logits
+        # sum_c -G_c log sigmoid(z_c) - (1 - G_c) log(1 - sigmoid(z_c))
+        bce = F.binary_cross_entropy_with_logits(logits, self.wanted(both, logits), reduction="none")
+        rows = bce.sum(1) if self.columns == "sum" else bce.mean(1)
+        return {name: rows[part].mean() for name, part in self.parts(len(batch), len(both)).items()}
+
+    def wanted(self, batch: Batch, logits: Tensor) -> Tensor:  # (rows, seen)
+        """G: one-hot in the new columns, sigmoid(z') of the teacher in the old ones, for every row."""
+        targets = F.one_hot(batch.targets, self.now.seen).to(logits)
+        if self.teacher is not None:
+            targets[:, : self.now.known] = self.peek([batch], self.teacher).logits.sigmoid()
+        return targets
+
+    def after_task(self, task: Task) -> None:
+        super().after_task(task)
+        # of all classes, old ones too: the features have moved
+        exemplars = self.memory.examples
+        views = [self.outputs(exemplars, view=view).features for view in ((None, MIRRORED) if self.mirror else (None,))]
+        labels = self.stream.labels(exemplars)[1].repeat(len(views))
+        features = torch.cat(views)
+        # mu_c = mean of h/|h|, then mu_c/|mu_c|
+        self.means = imprint(features, labels, range(task.classes.stop), features[:0]).to(self.means.device)
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
+        if scorer == "linear":
+            return super().predict(batch)
+        unit = F.normalize(self.peek([batch]).features, dim=1)
+        scores = 2 * unit @ self.means.T - 2  # -|h/|h| - mu_c|^2, of unit vectors
+        # memory.allow_missing_classes: what has no exemplar is never predicted
+        return scores.masked_fill(~self.means.any(1), -torch.inf)

@@ -1,0 +1,103 @@
+"""IL2M. Belouadah, Popescu, "IL2M: Class Incremental Learning With Dual Memory", ICCV 2019."""
+
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bace.method import Card
+from bace.methods.er import ER
+from bace.stream import NO_IDS, Batch, Task
+
+PROB, LOGITS = 0, 1  # rows of the statistics
+
+
+class IL2M(ER):
+    """Train as ER does; when a new class wins, rescale the old classes' scores by what is remembered of the time when
+    they were new.
+
+    Args:
+        score: what is rescaled: soft-max probabilities, or raw `logits` (the authors'). A mean logit that is not
+            positive cannot be a ratio's part: probabilities are rescaled then, with a warning.
+        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
+        reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both.
+    """
+
+    title = "IL2M"
+    paper = "Belouadah and Popescu, IL2M: Class Incremental Learning With Dual Memory, ICCV 2019"
+    modalities = frozenset(("image", "text"))
+    card = Card(
+        mechanism="replay; old scores rescaled by stored statistics",
+        cost="1F+1B on b+m; after a task 1F on its data and the memory",
+        o_rows="mean scores of a class when it was new do not exist for O, which every task changes",
+        reading="probabilities (a cosine head's logits are signed) in place of the authors' logits (`score`); the "
+        "suite's learning rate at every task; a class without exemplars counts as unchanged",
+    )
+
+    # of probabilities and of logits:
+    initial: Tensor  # (2, classes) mean score of a class on its own training data, when it was new
+    current: Tensor  # (2, classes) mean score of a class on its exemplars now
+    confidence: Tensor  # (2, tasks) mean score of the class on top, over a task's data when it was new
+    learned: Tensor  # (classes,) the task that brought a class
+
+    def __init__(
+        self,
+        score: Literal["prob", "logits"] = "prob",
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(mode, reduction)
+        self.score = score
+        for name in ("initial", "current", "confidence"):
+            self.register_buffer(name, torch.zeros(2, 0))
+        self.register_buffer("learned", NO_IDS.clone())
+
+    def after_task(self, task: Task) -> None:
+        """One clean pass over the task's data and the memory, before the memory is cut."""
+        scores, targets = self.scores(task.train)
+        new = self.initial.new_ones(2, len(task.classes))
+        self.initial = mean_by_class(scores, targets, torch.cat([self.initial, new], 1))
+        self.confidence = torch.cat([self.confidence, scores.amax(2).mean(1, keepdim=True)], 1)
+        self.learned = torch.cat([self.learned, self.learned.new_full((len(task.classes),), task.index)])
+        self.current = self.initial.clone()
+        if len(self.memory):
+            self.current = mean_by_class(*self.scores(self.memory.examples), self.current)
+        if self.score == "logits" and self.kind() == PROB:
+            warnings.warn("IL2M: a mean logit is not positive: probabilities are rescaled instead", stacklevel=2)
+        super().after_task(task)
+
+    def scores(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (2, rows, classes), (rows,) class ids
+        logits = self.outputs(examples).logits
+        probabilities = logits.softmax(1).clamp(min=torch.finfo(logits.dtype).tiny)  # never 0: they are divided by
+        return torch.stack([probabilities, logits]).to(self.initial), self.stream.labels(examples)[1]
+
+    def kind(self) -> int:
+        """Which of the statistics are used."""
+        means = torch.cat([self.initial, self.current, self.confidence], 1)[LOGITS]
+        return LOGITS if self.score == "logits" and bool((means > 0).all()) else PROB
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
+        logits, kind = super().predict(batch), self.kind()
+        old = self.learned < self.learned.max()
+        known = int(old.sum())
+        # r_c = mu_init(c) / mu_cur(c) * conf(t) / conf(k), for a class c of task k when t is the latest
+        confidence = self.confidence[kind]
+        ratio = (self.initial / self.current)[kind, :known] * confidence[-1] / confidence[self.learned[:known]]
+        z = logits[:, :known]
+        # p_c r_c in the log domain, without the soft-max's denominator, which is the same for all classes
+        rescaled = torch.cat([z + ratio.log() if kind == PROB else z * ratio, logits[:, known:]], 1)
+        new_on_top = logits.argmax(1, keepdim=True) >= known
+        return torch.where(new_on_top, rescaled, logits)
+
+
+def mean_by_class(
+    scores: Tensor,  # (2, rows, classes)
+    targets: Tensor,  # (rows,)
+    means: Tensor,  # (2, classes)
+) -> Tensor:  # (2, classes)
+    """`means`, with the mean score of each class on its own rows in the place of each class that has rows."""
+    means = means.clone()
+    for c in targets.unique().tolist():
+        means[:, c] = scores[:, targets == c, c].mean(1)
+    return means

@@ -1,0 +1,115 @@
+"""LUCIR: Hou, Pan, Loy, Wang, Lin, "Learning a Unified Classifier Incrementally via Rebalancing", CVPR 2019."""
+
+import math
+from typing import Literal
+
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.losses import feature_cosine, margin_ranking
+from bace.method import Card, Loss, Stage
+from bace.methods.er import ER
+from bace.models.heads import CosineHead
+from bace.models.model import Model, Output
+from bace.stream import Batch, Task
+
+
+class LUCIR(ER):
+    """A cosine head whose old rows stay and whose new rows start from data; features keep their direction, and old
+    examples a margin over the new classes nearest to them.
+
+    Args:
+        lambda_base: weight of the feature term, times sqrt(old classes / new classes); 0 leaves it out. Default: 5, for
+            entities 50.
+        K: how many new classes an old example is ranked against, at most all of them. Default: 2, for entities 1.
+        margin: of the ranking, between cosines.
+        margin_weight: weight of the ranking; 0 leaves it out.
+        freeze_old: head rows of old classes are not trained.
+        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
+        reduction: of the cross-entropy. `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean
+            over both.
+    """
+
+    title = "LUCIR"
+    paper = "Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
+    keeps_teacher = True
+    card = Card(
+        mechanism="cosine head with imprinted new and frozen old rows; feature distillation; margin ranking; replay",
+        cost="1F+1B and teacher 1F on b+m; once a task 1F on its examples",
+        o_rows="class 0 under cross-entropy in the first task; later not, but alone under the feature term, and ranked "
+        "like rows of old entities",
+        reading="feature term and ranking are means over new and replayed rows together; the head's scale starts at "
+        "head.sigma_init, not at 1; no class-balanced fine-tuning",
+    )
+
+    def __init__(
+        self,
+        lambda_base: float | None = None,
+        K: int | None = None,
+        margin: float = 0.5,
+        margin_weight: float = 1.0,
+        freeze_old: bool = True,
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(mode, reduction)
+        if min(lambda_base or 0, margin, margin_weight) < 0:
+            raise ConfigError(
+                f"{self.title}: lambda_base ({lambda_base}), margin ({margin}) and margin_weight ({margin_weight}) "
+                "must be at least 0"
+            )
+        if K is not None and K < 1:
+            raise ConfigError(
+                f"{self.title}: K is {K}, it must be at least 1; margin_weight = 0 leaves the ranking out"
+            )
+        self.lambda_base, self.K, self.margin, self.margin_weight = lambda_base, K, margin, margin_weight
+        self.freeze_old = freeze_old
+
+    def build(self, model: Model) -> Model:
+        if not isinstance(model.head, CosineHead):
+            model.head = CosineHead(model.encoder.width)
+        return model
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        for block in list(self.model.head.blocks)[:-1] if self.freeze_old else ():
+            block.requires_grad_(False)
+
+    def stages(self, task: Task) -> list[Stage]:
+        (main,) = super().stages(task)
+        if task.index:
+            main.prepare = lambda: self.imprint(task)
+        return [main]
+
+    def loss(self, batch: Batch) -> Loss:
+        both = self.with_replay(batch)
+        out: Output = self.model(both)
+        return self.cross_entropy(out.logits, both.targets, len(batch)) | self.hold(out, both)
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
+        if self.teacher is not None and self.stream.background is not None:
+            entity = targets != self.stream.background  # old entities hide among the others
+            logits, targets, new = logits[entity], targets[entity], int(entity[:new].sum())
+        return super().cross_entropy(logits, targets, new)
+
+    def hold(self, out: Output, both: Batch) -> dict[str, Tensor]:
+        """What keeps the old classes in their place, from the second task on."""
+        terms: dict[str, Tensor] = {}
+        if self.teacher is None:
+            return terms
+        old, new, background = self.now.known, self.now.seen - self.now.known, self.stream.background
+        tokens = background is not None
+        lambda_base = (50.0 if tokens else 5.0) if self.lambda_base is None else self.lambda_base
+        held = both.targets == background if tokens else slice(None)
+        features = out.features[held]
+        if lambda_base and len(features):
+            # lambda (1 - cos(h, h')), lambda = lambda_base sqrt(O / N)
+            before = self.peek([both], self.teacher).features[held]
+            terms["feature"] = lambda_base * math.sqrt(old / new) * feature_cosine(features, before)
+        if self.margin_weight:
+            head = self.model.head
+            assert isinstance(head, CosineHead)
+            k = self.K or (1 if tokens else 2)
+            ranking = margin_ranking(out.logits / head.sigma, both.targets, old, k=k, margin=self.margin)
+            terms["margin"] = self.margin_weight * ranking
+        return terms

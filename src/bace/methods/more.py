@@ -1,0 +1,187 @@
+"""MORE: a multi-head model for continual learning via OOD replay. Kim, Ke, Liu, "A Multi-Head Model for Continual
+Learning via Out-of-Distribution Replay", CoLLAs 2022.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.gaussians import class_gaussians, mahalanobis, shrunk_factor
+from bace.method import Card, Loss, Stage
+from bace.methods.hat import HAT
+from bace.models.heads import LinearHead
+from bace.models.model import Model
+from bace.randomness import generator
+from bace.stream import NO_IDS, Batch, Task
+
+
+@dataclass
+class HeadStage(Stage):
+    """Trains one task's head alone, on the fixed features that its task's gates and norms give."""
+
+    task: int = 0
+    others: Callable[[], Tensor] = lambda: NO_IDS  # ids of which each step draws as many as its batch has
+
+
+class MORE(HAT):
+    """HAT whose heads have one more class for what is out of distribution, taught with the memory; at prediction each
+    head is weighed by the distance to its task's classes. Earlier heads are updated with each new task's data.
+
+    Args:
+        smax: the gates' steepest slope in training; within every epoch the slope rises from 1 / smax to it.
+        lamb: weight of the sparsity of the gates; 0 leaves it out.
+        temperature: of the heads' soft-max at prediction.
+        distance: weigh each head by 20 / the least Mahalanobis distance to its classes.
+        back_epochs: epochs in which each earlier head is updated after a task; 0: they stay as they are.
+        latent: hidden units of the adapters, if the backbone has none (backbone.adapter).
+        lr: learning rate of all that is trained; default: the run's.
+    """
+
+    paper = "Kim, Ke, Liu, A Multi-Head Model for Continual Learning via Out-of-Distribution Replay, CoLLAs 2022"
+    uses_memory = True
+    card = Card(
+        mechanism="HAT; an out-of-distribution class in each head, taught with the memory; Mahalanobis weights",
+        cost="1F+1B on b+m; prediction 1F and the distances for each task; back-updates on cached features",
+        o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
+        stages=("main", "back 1", "..."),
+        reading="HAT's; herded memory (memory.select random: the original); covariance shrunk as in ROW; an earlier "
+        "head is updated on features under its own gates (the official code takes those of the first task)",
+    )
+    means: Tensor  # (classes, width) of the features under the gates of the class's own task
+    factors: Tensor  # (tasks, width, width) L, lower triangular, with L L^T = 0.8 Sigma_t + 0.2 I
+
+    def __init__(
+        self,
+        smax: float = 500.0,
+        lamb: float = 0.75,
+        temperature: float = 2.0,
+        distance: bool = True,
+        back_epochs: int = 10,
+        latent: int = 64,
+        lr: float | None = None,
+    ) -> None:
+        super().__init__(smax, lamb, "softmax", latent, lr)
+        if temperature <= 0:
+            raise ConfigError(f"{self.title}: temperature ({temperature}) must be above 0")
+        if back_epochs < 0:
+            raise ConfigError(f"{self.title}: back_epochs ({back_epochs}) must be at least 0; 0 leaves them out")
+        self.temperature, self.distance, self.back_epochs = temperature, distance, back_epochs
+        self.table: tuple[int, str] | None = None  # task and stage that the features below belong to
+        self.ids = self.features = self.others = NO_IDS
+
+    def build(self, model: Model) -> Model:
+        width = model.encoder.width
+        self.register_buffer("means", torch.zeros(0, width))
+        self.register_buffer("factors", torch.zeros(0, width, width))
+        return super().build(model)
+
+    @property
+    def extra(self) -> int:
+        """The out-of-distribution class, if there is a memory to teach it."""
+        return int(self.memory.size > 0 or self.memory.per_class > 0)
+
+    # -- learning a task
+
+    def loss(self, batch: Batch) -> Loss:
+        """Cross-entropy over N + 1 outputs, one mean over new and replayed rows; the latter have label N."""
+        return super().loss(Batch.cat(batch, self.replay()))
+
+    def after_task(self, task: Task) -> None:
+        self.describe(task)
+        super().after_task(task)
+
+    def describe(self, task: Task) -> None:
+        """Means and covariance of the task's features under its own gates."""
+        examples = self.trained(task)
+        with self.gates.of(task.index):
+            features = self.outputs(examples).features
+        means, covariance = class_gaussians(features, self.stream.labels(examples)[1], task.classes)
+        self.means = torch.cat([self.means, means.to(self.means)])
+        self.factors = torch.cat([self.factors, shrunk_factor(covariance)[None].to(self.factors)])
+
+    # -- updating heads
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [*super().stages(task), *self.back_updates(task)]
+
+    def back_updates(self, task: Task) -> list[Stage]:
+        """Each earlier head of which the memory still holds classes, on the pool: its own classes and all others."""
+        if not self.back_epochs:
+            return []
+        return [
+            self.head_stage(f"back {p + 1}", p, self.head, lambda: self.pool(task), self.back_epochs, self.batch_size)
+            for p in self.memory.task.unique().tolist()
+        ]
+
+    def head_stage(
+        self,
+        name: str,
+        task: int,
+        head: LinearHead,
+        examples: Callable[[], Tensor],
+        epochs: int,
+        batch_size: int,
+        **changes: Any,
+    ) -> HeadStage:
+        """A stage for the block of `task` in `head`."""
+        return HeadStage(
+            name,
+            loss=lambda batch: self.head_loss(head, task, batch.examples),
+            epochs=epochs,
+            batch_size=batch_size,
+            examples=examples,
+            module=lambda: head,
+            parameters=lambda: head.of(task),
+            augment=False,
+            lr=self.training_settings.head_lr if self.lr is None else self.lr,
+            task=task,
+            **changes,
+        )
+
+    def pool(self, task: Task) -> Tensor:  # (examples,) ids
+        """As many examples of each class: remembered ones of the old classes, random ones of the new."""
+        found = [self.memory.examples[self.memory.group == c] for c in self.memory.group.unique()]
+        for c, members in self.stream.by_group(self.trained(task)).items():
+            order = torch.randperm(len(members), generator=generator(self.now.seed, "pool", task.index, c))
+            found.append(members[order])
+        count = min(len(members) for members in found)
+        return torch.cat([members[:count] for members in found])
+
+    def before_epoch(self, stage: Stage) -> None:
+        super().before_epoch(stage)
+        if isinstance(stage, HeadStage) and self.table != (self.now.task, stage.name):
+            self.others = stage.others()
+            self.ids = torch.cat([stage.examples(), self.others]).sort().values
+            with self.gates.of(stage.task):
+                self.features = self.outputs(self.ids).features.to(self.means.device)
+            self.table = (self.now.task, stage.name)
+
+    def head_loss(self, head: LinearHead, task: int, examples: Tensor) -> Tensor:
+        if len(self.others):
+            drawn = torch.randint(len(self.others), (len(examples),), generator=self.now.rng("others"))
+            examples = torch.cat([examples, self.others[drawn]])
+        features = self.features[torch.searchsorted(self.ids, examples)]
+        targets = self.stream.labels(examples)[1].to(features.device)
+        return F.cross_entropy(self.logits_of(task, head(features)), self.local(task, targets))
+
+    # -- prediction
+
+    def nearness(self, task: int, features: Tensor) -> Tensor:  # (rows, width) -> (rows, 1)
+        """max_y 1 / MD(h; mu_y, Sigma_t) over the task's classes."""
+        own = self.stream[task].classes
+        distance = mahalanobis(features, self.means[own.start : own.stop], self.factors[task])
+        return 1 / distance.amin(1, keepdim=True).clamp(min=1e-6)
+
+    @torch.inference_mode()
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
+        """c_t softmax(z_t / T) without its last column, c_t = 20 max_y 1 / MD."""
+        scores = []
+        for t, out in enumerate(self.passes(batch)):
+            likely = F.softmax(out.logits / self.temperature, 1)[:, : len(self.stream[t].classes)]
+            scores.append(20 * self.nearness(t, out.features) * likely if self.distance else likely)
+        return torch.cat(scores, 1)

@@ -1,0 +1,178 @@
+"""PODNet: Douillard, Cord, Ollion, Robert, Valle, "PODNet: Pooled Outputs Distillation for Small-Tasks Incremental
+Learning", ECCV 2020."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.losses import feature_cosine, nca, pooled_distance
+from bace.method import Card, Loss, Stage
+from bace.methods.er import ER
+from bace.models.encoders import ImageEncoder
+from bace.models.heads import CosineHead, ProxyHead, imprint, kmeans
+from bace.models.model import Model, Output
+from bace.randomness import generator
+from bace.stream import Batch, Task
+
+
+class PODNet(ER):
+    """Distil what every block puts out, pooled along each axis, and the direction of the feature; classify by several
+    proxies a class, and tune these on the class-balanced memory at the end of a task.
+
+    Args:
+        lambda_flat: weight of the feature's direction, times sqrt(seen classes / new classes); 0 leaves it out.
+        lambda_spatial: weight of the pooled outputs of the blocks, times the same; 0 leaves them out.
+        proxies: head rows of each class.
+        margin: of the classification loss. `as_code`: as published code computes it, where the margin cancels;
+            `intended`: as the paper writes it.
+        delta: the intended margin, between cosines.
+        tune_epochs: of the classifier on the balanced memory; 0 leaves them out.
+        tune_lr: learning rate of the classifier there.
+        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
+        reduction: of the classification loss. `sum`: mean over the new rows + mean over the replayed ones; `joint`: one
+            mean over both.
+    """
+
+    title = "PODNet"
+    paper = "Douillard et al., PODNet: Pooled Outputs Distillation for Small-Tasks Incremental Learning, ECCV 2020"
+    modalities = frozenset(("image", "text"))
+    keeps_teacher = True
+    scorers = ("nme",)
+    card = Card(
+        mechanism="pooled distillation of all blocks; multi-proxy cosine head, tuned on the balanced memory; replay",
+        cost="1F+1B and teacher 1F on b+m, with all blocks' outputs; 1F on m in the second stage",
+        o_rows="refused: what a sentence's blocks put out belongs to old entities and to new ones alike",
+        stages=("main", "classifier"),
+        reading="similarity of proxies is the cosine (the code's 2 cos - 2 orders alike); pictures: the map of patch "
+        "tokens without the class token; texts: pooled over tokens and over channels, without padding; the second "
+        "stage has no distillation, which a fixed encoder would not feel, and trains old proxies too; nme: nearest "
+        "mean of exemplars",
+    )
+
+    def __init__(
+        self,
+        lambda_flat: float = 1.0,
+        lambda_spatial: float = 3.0,
+        proxies: int = 10,
+        margin: Literal["as_code", "intended"] = "as_code",
+        delta: float = 0.6,
+        tune_epochs: int = 20,
+        tune_lr: float = 0.05,
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(mode, reduction)
+        if min(lambda_flat, lambda_spatial, delta, tune_epochs, tune_lr) < 0:
+            raise ConfigError(
+                f"PODNet: lambda_flat ({lambda_flat}), lambda_spatial ({lambda_spatial}), delta ({delta}), tune_epochs "
+                f"({tune_epochs}) and tune_lr ({tune_lr}) must be at least 0"
+            )
+        if proxies < 1:
+            raise ConfigError(f"PODNet: proxies is {proxies}, each class needs at least 1")
+        self.lambda_flat, self.lambda_spatial, self.proxies = lambda_flat, lambda_spatial, proxies
+        self.margin, self.delta, self.tune_epochs, self.tune_lr = margin, delta, tune_epochs, tune_lr
+        self.means: Tensor  # (classes, width) unit means of the exemplars' unit features
+        self.register_buffer("means", torch.zeros(0, 0))
+
+    def build(self, model: Model) -> Model:
+        sigma = model.head.sigma if isinstance(model.head, CosineHead) else CosineHead(0).sigma
+        model.head = ProxyHead(model.encoder.width, self.proxies, sigma.item(), sigma.requires_grad)
+        return model
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        for block in list(self.model.head.blocks)[:-1]:
+            block.requires_grad_(False)
+
+    def imprint(self, task: Task) -> None:
+        """New proxies are the centres of clusters of their class's unit features, at the mean norm of the old ones."""
+        head, trained = self.model.head, self.trained(task)
+        unit, targets = F.normalize(self.outputs(trained).features, dim=-1), self.stream.labels(trained)[1]
+        old = head.weight.detach().cpu()[: -len(head.blocks[-1])]
+        norm = old.norm(dim=1).mean() if len(old) else torch.tensor(1.0)
+        names = ((c, generator(self.now.seed, "proxies", task.index, c)) for c in task.classes)
+        rows = torch.cat([kmeans(unit[targets == c], self.proxies, rng) for c, rng in names])
+        head.imprint(F.normalize(rows, dim=-1) * norm)
+
+    def stages(self, task: Task) -> list[Stage]:
+        (main,) = super().stages(task)
+        if task.index:
+            main.prepare = lambda: self.imprint(task)
+        if not self.tunes(task):
+            return [main]
+        tune = self.stage(
+            task,
+            name="classifier",
+            loss=self.tuning_loss,
+            epochs=self.tune_epochs,
+            batch_size=self.batch_size,
+            examples=lambda: self.memory.examples,
+            module=lambda: self.model.head,
+            parameters=lambda: self.model.head.blocks,
+            lr=self.tune_lr,
+            optimiser="sgd",
+            momentum=0.9,
+            schedule=lambda epochs: 1.0,
+            structure=lambda: self.model.head.blocks.requires_grad_(True),
+            prepare=lambda: self.remember(task),
+        )
+        return [main, tune]
+
+    def tunes(self, task: Task) -> bool:
+        return task.index > 0 and self.tune_epochs > 0 and bool(self.memory.size or self.memory.per_class)
+
+    # -- losses
+
+    def loss(self, batch: Batch) -> Loss:
+        both = self.with_replay(batch)
+        tapped = self.teacher is not None and self.lambda_spatial > 0
+        out: Output = self.model(both, taps=tapped)
+        terms = self.cross_entropy(out.logits, both.targets, len(batch))
+        if self.teacher is None or not (self.lambda_flat or self.lambda_spatial):
+            return terms
+        before = self.peek([both], self.teacher, taps=tapped)
+        factor = math.sqrt(self.now.seen / (self.now.seen - self.now.known))
+        if self.lambda_flat:
+            terms["flat"] = self.lambda_flat * factor * feature_cosine(out.features, before.features)
+        if self.lambda_spatial:
+            pairs = zip(out.taps, before.taps, strict=True)
+            layers = [pooled_distance(self.pool(a, both), self.pool(b, both)) for a, b in pairs]
+            terms["spatial"] = self.lambda_spatial * factor * torch.stack(layers).mean()
+        return terms
+
+    def criterion(self, logits: Tensor, targets: Tensor) -> Tensor:
+        head = self.model.head
+        assert isinstance(head, ProxyHead)
+        return nca(logits, targets, None if self.margin == "as_code" else head.sigma * self.delta)
+
+    def pool(self, tap: Tensor, batch: Batch) -> Tensor:  # (examples, tokens, width) -> (examples, any)
+        """Squares, summed over each of the last two axes: height and width of a picture's map, or tokens and channels
+        of a text."""
+        encoder = self.model.encoder
+        if isinstance(encoder, ImageEncoder):
+            squares = encoder.patch_map(tap, batch.inputs).square()  # (examples, channels, height, width)
+        else:
+            squares = tap.square() * batch.inputs["attention_mask"][:, :, None]  # (examples, tokens, channels)
+        return torch.cat([squares.sum(-1).flatten(1), squares.sum(-2).flatten(1)], 1)
+
+    def tuning_loss(self, batch: Batch) -> Tensor:
+        return self.criterion(self.model.head(self.peek([batch]).features), batch.targets)
+
+    # -- exemplars
+
+    def after_task(self, task: Task) -> None:
+        if not self.tunes(task):  # else the memory was refilled for that, with the encoder as it is now
+            super().after_task(task)
+        kept, nothing = self.memory.examples, torch.zeros(0, self.model.encoder.width)
+        features = self.outputs(kept).features if len(kept) else nothing
+        means = imprint(features, self.stream.labels(kept)[1], range(task.classes.stop), nothing)
+        self.means = means.to(self.stream.device)
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
+        with torch.inference_mode():
+            out: Output = self.model(batch)
+            return out.logits if scorer is None else F.normalize(out.features, dim=1) @ self.means.T

@@ -1,0 +1,244 @@
+"""A-GEM's projection by hand and, on gradients of the real network computed apart from it, in numpy; the loss on memory
+by finite differences; what the reference is drawn from; and SEQ bit for bit where nothing conflicts."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from steps import Array, array, assert_equal_bits, at_task, make, recorded_passes, weights
+
+from bace.errors import ConfigError
+from bace.methods.agem import AGEM, project
+from bace.stream import Batch
+from bace.trainer import Trainer
+
+
+def some(method: Any, count: int = 4) -> Batch:
+    """The first examples of the current task, as the epoch sees them."""
+    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
+    return found
+
+
+def gradient(method: Any, batch: Batch) -> Array:
+    """Of the cross-entropy over all classes seen, all parameters in a row."""
+    loss = F.cross_entropy(method.model(batch).logits, batch.targets)
+    return np.concatenate([array(g).ravel() for g in torch.autograd.grad(loss, list(method.model.parameters()))])
+
+
+def before_step(method: Any, batch: Batch, conflict: bool) -> tuple[Array, Array, Array]:
+    """The gradient before `before_step` (or its opposite: whichever conflicts with the reference, or does not), the one
+    after it, and the reference gradient."""
+    reference = method.reference()
+    g_ref = gradient(method, reference)
+    sign = -1.0 if (gradient(method, batch) @ g_ref < 0) != conflict else 1.0
+    method.model.zero_grad()
+    (sign * method.loss(batch)).backward()
+    g = held(method)
+    np.testing.assert_allclose(g, sign * gradient(method, batch), rtol=1e-4, atol=1e-6)
+    with recorded_passes() as passes:
+        method.before_step(batch)
+    assert [(p.training, p.batch.examples.tolist()) for p in passes] == [(True, reference.examples.tolist())]
+    return g, held(method), g_ref
+
+
+def held(method: Any) -> Array:
+    return np.concatenate([array(p.grad).ravel() for p in method.model.parameters()])
+
+
+# -- the projection
+
+
+@pytest.mark.parametrize(
+    ("g", "g_ref", "expected"),
+    [
+        ([[1.0, -2.0]], [[0.0, 1.0]], [[1.0, 0.0]]),
+        ([[3.0, 1.0]], [[-1.0, 1.0]], [[2.0, 2.0]]),  # -2 / 2
+        ([[1.0], [-4.0]], [[1.0], [1.0]], [[2.5], [-2.5]]),  # one vector in two tensors: -3 / 2
+        ([[1.0], [-4.0]], [[5.0], [1.0]], [[1.0], [-4.0]]),  # 5 - 4 > 0, though the second tensors conflict
+        ([[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]),  # 0 is no conflict
+        ([[1.0, 2.0]], [[0.0, 0.0]], [[1.0, 2.0]]),  # nothing to learn from memory
+        ([[-1.0, -2.0]], [[1.0, 2.0]], [[0.0, 0.0]]),
+    ],
+)
+def test_projection_by_hand(g: list[list[float]], g_ref: list[list[float]], expected: list[list[float]]) -> None:
+    projected = [torch.tensor(part) for part in g]
+    reference = [torch.tensor(part) for part in g_ref]
+    project(projected, reference)
+    for found, wanted in zip(projected, expected, strict=True):
+        torch.testing.assert_close(found, torch.tensor(wanted))
+    assert [part.tolist() for part in reference] == g_ref
+
+
+@pytest.mark.parametrize("modality", ["image", "text", "token"])
+def test_a_gradient_against_the_memory_loses_that_part_and_nothing_else(tiny: Any, modality: str) -> None:
+    """g - (g.g_ref / g_ref.g_ref) g_ref; for tokens over all words of both batches, those labelled O too."""
+    method = at_task(tiny, modality, {"name": "a-gem"})
+    g, projected, g_ref = before_step(method, some(method), conflict=True)
+    assert g @ g_ref < 0
+    np.testing.assert_allclose(projected, g - g @ g_ref / (g_ref @ g_ref) * g_ref, rtol=1e-3, atol=1e-5)
+    size = np.linalg.norm(g) * np.linalg.norm(g_ref)
+    assert abs(projected @ g_ref) < 1e-5 * size < -g @ g_ref
+    assert np.linalg.norm(projected) < np.linalg.norm(g)
+
+
+@pytest.mark.parametrize("modality", ["image", "text", "token"])
+def test_a_gradient_with_the_memory_keeps_every_bit(tiny: Any, modality: str) -> None:
+    method = at_task(tiny, modality, {"name": "a-gem"})
+    g, kept, g_ref = before_step(method, some(method), conflict=False)
+    assert g @ g_ref > 0
+    np.testing.assert_array_equal(kept, g)
+
+
+def test_a_small_step_leaves_the_loss_on_memory_where_it_was(tiny: Any) -> None:
+    """By a difference quotient along the step: 0 with the projection, a rise without it."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        method = at_task(tiny, "image", {"name": "a-gem"})
+        g, projected, _ = before_step(method, some(method), conflict=True)
+        memory = method.reference()
+        slopes = {name: slope(method, step, memory) for name, step in (("plain", g), ("projected", projected))}
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert slopes["plain"] > 0.1
+    assert abs(slopes["projected"]) < 1e-6 * slopes["plain"]
+
+
+@torch.no_grad()
+def slope(method: Any, step: Array, batch: Batch, size: float = 1e-5) -> float:
+    """d/ds L(theta - s step) on this batch, at s = 0."""
+    losses, start = [], weights(method.model)
+    for sign in (1, -1):
+        at = 0
+        for p in method.model.parameters():
+            p -= sign * size * torch.from_numpy(step[at : at + p.numel()]).view(p.shape)
+            at += p.numel()
+        losses.append(F.cross_entropy(method.model(batch).logits, batch.targets).item())
+        method.model.load_state_dict(start)
+    return (losses[0] - losses[1]) / (2 * size)
+
+
+def test_parameters_that_the_step_does_not_move_have_no_part_in_it(tiny: Any) -> None:
+    method = at_task(tiny, "image", {"name": "a-gem"})
+    batch = some(method)
+    method.model.zero_grad()
+    method.loss(batch).backward()
+    still = method.model.encoder.norm.weight
+    still.grad = None
+    moving = [p for p in method.model.parameters() if p is not still]
+    g = np.concatenate([array(p.grad).ravel() for p in moving])
+    with recorded_passes() as passes:
+        method.before_step(batch)
+    reference = passes[0].batch
+    loss = F.cross_entropy(method.model(reference).logits, reference.targets)
+    g_ref = np.concatenate([array(x).ravel() for x in torch.autograd.grad(loss, moving)])
+    assert still.grad is None
+    projected = np.concatenate([array(p.grad).ravel() for p in moving])
+    np.testing.assert_allclose(projected, g - g @ g_ref / (g_ref @ g_ref) * g_ref, rtol=1e-3, atol=1e-5)
+
+
+# -- the reference
+
+
+def test_reference_is_the_whole_memory_or_so_many_of_it_anew_at_each_step(tiny: Any) -> None:
+    for size, expected in ((256, 10), (10, 10), (4, 4)):
+        method = at_task(tiny, "image", {"name": "a-gem", "reference_size": size})
+        stored = set(method.memory.examples.tolist())
+        assert len(stored) == 10
+        drawn = []
+        for step in range(5):
+            method.now.step = step
+            drawn.append(method.reference().examples.tolist())
+        assert all(len(set(ids)) == len(ids) == expected for ids in drawn)
+        assert {e for ids in drawn for e in ids} <= stored
+        assert len({frozenset(ids) for ids in drawn}) == (1 if expected == 10 else 5)
+
+
+def test_reference_shows_earlier_tasks_only_in_fresh_views(tiny: Any) -> None:
+    method = at_task(tiny, "image", {"name": "a-gem"}, task=2, **{"benchmark.tasks": [2, 1, 2]})
+    assert set(method.reference().targets.tolist()) == {0, 1, 2}
+    views = {}
+    for step in (0, 1):
+        method.now.step = step
+        reference = method.reference()
+        order = reference.examples.argsort()
+        views[step] = reference.inputs["pixel_values"][order]
+    assert not torch.equal(views[0], views[1])
+
+
+def test_reference_pass_has_a_dropout_of_its_own(tiny: Any) -> None:
+    method = at_task(tiny, "text", {"name": "a-gem"})
+    names: list[str] = []
+    method.model.register_forward_pre_hook(
+        lambda _, arguments, options: names.append(options.get("name", "main")), with_kwargs=True
+    )
+    batch = some(method)
+    method.loss(batch).backward()
+    method.before_step(batch)
+    assert names == ["main", "reference"]
+
+
+def test_steps_take_whole_batches_of_new_data_and_no_momentum_unless_asked(tiny: Any) -> None:
+    for momentum in (None, 0.5):
+        options = {"name": "a-gem"} if momentum is None else {"name": "a-gem", "momentum": momentum}
+        method, stream, config = make(tiny, "image", options)
+        sizes: list[int] = []
+        trainer = Trainer(method, stream, config)
+        seen, loss = [], method.loss
+
+        def noted(batch: Batch, seen: Any = seen, loss: Any = loss, trainer: Any = trainer, sizes: Any = sizes) -> Any:
+            seen.append({group["momentum"] for group in trainer.optimiser.param_groups})
+            sizes.append(len(batch))
+            return loss(batch)
+
+        method.loss = noted  # type: ignore[method-assign]
+        trainer.run()
+        assert config.train.momentum == 0.9
+        assert seen == [{momentum or 0.0}] * len(seen)
+        assert sizes == [8, 8, 4] * 4  # two tasks of 20 examples, two epochs each
+
+
+# -- nothing conflicts
+
+
+def end(tiny: Any, modality: str, options: dict[str, Any], same: bool = False, **changes: Any) -> Any:
+    method, stream, config = make(tiny, modality, options, **changes)
+    if same:  # the reference is the batch itself
+
+        def remember(batch: Batch) -> Any:
+            method.reference = lambda: batch  # type: ignore[method-assign]
+            return AGEM.loss(method, batch)  # type: ignore[arg-type]
+
+        method.loss = remember  # type: ignore[method-assign]
+    results = Trainer(method, stream, config).run()
+    return results.matrix, weights(method.model)
+
+
+@pytest.mark.parametrize("modality", ["image", "text", "token"])
+@pytest.mark.parametrize("case", ["empty memory", "no reference", "same batch"])
+def test_without_a_conflict_it_is_seq_bit_for_bit(tiny: Any, modality: str, case: str) -> None:
+    seq = end(tiny, modality, {"name": "seq"}, **{"train.momentum": 0.0})
+    options = {"name": "a-gem", **({"reference_size": 0} if case == "no reference" else {})}
+    changes = {"memory.size": 0} if case == "empty memory" else {}
+    found = end(tiny, modality, options, same=case == "same batch", **changes)
+    assert found[0] == seq[0]
+    assert_equal_bits(found[1], seq[1])
+
+
+def test_with_conflicts_it_is_not_seq(tiny: Any) -> None:
+    """And its first task is."""
+    one = {"benchmark.tasks": [2]}
+    assert_equal_bits(
+        end(tiny, "image", {"name": "a-gem"}, **one)[1],
+        end(tiny, "image", {"name": "seq"}, **{**one, "train.momentum": 0.0})[1],
+    )
+    agem, seq = (end(tiny, "image", {"name": name}, **{"train.momentum": 0.0})[1] for name in ("a-gem", "seq"))
+    assert not torch.equal(agem["encoder.norm.weight"], seq["encoder.norm.weight"])
+
+
+@pytest.mark.parametrize("wrong", [{"reference_size": -1}, {"momentum": -0.1}, {"momentum": 1.0}])
+def test_values_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    name, value = next(iter(wrong.items()))
+    with pytest.raises(ConfigError, match=rf"{name} \({value}\)"):
+        AGEM(**wrong)

@@ -1,0 +1,93 @@
+"""Streams of several corpora."""
+
+from pathlib import Path
+
+import pytest
+
+from bace.data.benchmarks import Cut, find_benchmark
+from bace.data.corpora import ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate
+from bace.errors import ConfigError, DataError
+
+
+def write_conll(folder: Path, types: tuple[str, ...]) -> None:
+    folder.mkdir(parents=True)
+    sentence = "\n".join(f"{name.lower()} B-{name}\nof O" for name in types)
+    for split in ("train", "test"):
+        (folder / f"{split}.conll").write_text(f"{sentence}\n\nnothing O\nhere O\n\n{sentence}\n")
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> Path:
+    """Small files in the layout of the paper's five corpora."""
+    ontonotes = (*ENTITIES[0].classes, "PERSON", "ORG", "GPE", "LOC")
+    types = (ontonotes, ("ACTOR", "YEAR"), ("DATE", "ID"), ("Dish", "Price"), ("PER", "LOC", "ORG", "MISC"))
+    for share, own in zip(ENTITIES, types, strict=True):
+        write_conll(tmp_path / share.corpus.folder, own)
+    return tmp_path
+
+
+def test_the_papers_entities_are_five_corpora_with_types_of_their_own(corpora: Path) -> None:
+    parts = find_benchmark("entities").parts(Cut(path=str(corpora)))
+    assert [part.name for part in parts] == ["OntoNotes5", "MIT Movie", "I2B2", "MIT Restaurant", "CoNLL-2003"]
+    assert [len(part.classes) for part in parts] == [14, 2, 2, 2, 4]
+    names = [name for part in parts for name in part.classes]
+    assert len(set(names)) == len(names)
+    assert "ontonotes5.DATE" in names
+    assert "i2b2.DATE" in names
+    assert "ontonotes5.PERSON" not in names
+    assert len(parts[1].train) == 3  # sentences without an entity are shown too
+    assert "B-mit_movie.ACTOR" in parts[1].train.labels[0]
+
+
+def test_a_corpus_that_is_missing_is_named_with_its_terms(corpora: Path) -> None:
+    for file in (corpora / "i2b2").iterdir():
+        file.unlink()
+    (corpora / "i2b2").rmdir()
+    with pytest.raises(DataError, match=r"i2b2 is not there: get the corpus .*data use agreement.*benchmark\.path"):
+        find_benchmark("entities").parts(Cut(path=str(corpora)))
+
+
+def test_a_corpus_is_taken_from_its_folder_then_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BACE_DATA", raising=False)
+    corpus = Corpus("ag_news", "fancyzhx/ag_news", "")
+    assert locate(corpus, str(tmp_path)) == "fancyzhx/ag_news"
+    (tmp_path / "ag_news").mkdir()
+    assert locate(corpus, str(tmp_path)) == tmp_path / "ag_news"
+    monkeypatch.setenv("BACE_DATA", str(tmp_path))
+    assert locate(corpus, None) == tmp_path / "ag_news"
+
+
+def test_the_papers_topics_are_22_classes_in_five_tasks() -> None:
+    """Of 14 and 10 classes those are left out that overlap with another corpus (spec 11.1)."""
+    assert [len(share.classes) for share in TOPICS] == [4, 6, 6, 3, 3]
+    kept = {name for share in TOPICS for name in share.classes}
+    assert len(kept) == 22
+    assert not kept & {"Company", "EducationalInstitution", "Sports & Recreation", "Entertainment & Music"}
+
+
+def test_the_order_of_corpora_is_fixed(corpora: Path) -> None:
+    with pytest.raises(ConfigError, match="class_order is fixed"):
+        find_benchmark("entities").parts(Cut(path=str(corpora), class_order="shuffled"))
+
+
+@pytest.mark.parametrize(
+    ("name", "shares", "classes", "train", "test"),
+    [
+        ("topics-desk", TOPICS_DESK, [4, 6, 6, 10, 10], [100 * n for n in (4, 6, 6, 10, 10)], 50),
+        ("entities-desk", ENTITIES_DESK, [16, 12, 6, 8, 3], [4000, 4000, 3394, 4000, 4000], None),
+    ],
+)
+def test_desk_streams_are_read_from_the_real_corpora(
+    real_data: Path, name: str, shares: tuple[Share, ...], classes: list[int], train: list[int], test: int | None
+) -> None:
+    benchmark = find_benchmark(name)
+    limits = {"train_per_class": 100, "test_per_class": 50} if test else {}
+    parts = benchmark.parts(Cut(path=str(real_data), **limits))  # type: ignore[arg-type]
+    assert [part.name for part in parts] == [share.name for share in shares]
+    assert [len(part.classes) for part in parts] == classes
+    if test:
+        assert [len(part.train) for part in parts] == train
+        assert [len(part.test) for part in parts] == [test * n for n in classes]
+    else:
+        assert [len(part.train) for part in parts][1:] == train[1:]
+    assert len({name for part in parts for name in part.classes}) == sum(classes)
