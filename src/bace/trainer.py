@@ -142,7 +142,8 @@ class Trainer:
             method.eval()
             method.before_epoch(stage)
             module.train()
-            order = examples[torch.randperm(len(examples), generator=now.rng("order"))]
+            rng = now.rng("order")
+            order = stage.sampler(rng) if stage.sampler else examples[torch.randperm(len(examples), generator=rng)]
             for ids in order.split(stage.batch_size)[at.step :]:
                 now.step = at.step
                 self.set_learning_rate(stage, at.epoch + at.step / now.steps)

@@ -119,6 +119,12 @@ def test_an_augmented_head_classifies_by_view_0_of_each_class() -> None:
     torch.testing.assert_close(head(features), every[:, [0, 3, 6]])
 
 
+def test_a_linear_head_can_start_at_zero() -> None:
+    head = grown(LinearHead(2, zero=True), 1, 2)
+    assert all(p.requires_grad and not p.any() for p in head.parameters())
+    assert torch.equal(head(torch.ones(4, 2)), torch.zeros(4, 3))
+
+
 def test_a_linear_head_without_bias_is_its_rows_alone() -> None:
     head = grown(LinearHead(2, bias=False), 1, 1)
     assert [p.shape for p in head.parameters()] == [(1, 2), (1, 2)]

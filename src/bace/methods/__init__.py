@@ -8,6 +8,7 @@ from bace.methods.agem import AGEM
 from bace.methods.bace import BaCE
 from bace.methods.bic import BiC
 from bace.methods.clser import CLSER
+from bace.methods.co2l import Co2L
 from bace.methods.dde import DDE
 from bace.methods.derpp import DERpp
 from bace.methods.eeil import EEIL
@@ -19,6 +20,7 @@ from bace.methods.hal import HAL
 from bace.methods.hat import HAT
 from bace.methods.icarl import ICaRL
 from bace.methods.il2m import IL2M
+from bace.methods.l2p import L2P
 from bace.methods.lucir import LUCIR
 from bace.methods.lwf import LwF
 from bace.methods.more import MORE
@@ -46,9 +48,11 @@ METHODS: list[type[Method]] = [
     DDE,
     EEIL,
     GD,
+    Co2L,
     PASS,
     BiC,
     IL2M,
+    L2P,
     HAT,
     AGEM,
     OWM,

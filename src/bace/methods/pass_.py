@@ -19,8 +19,8 @@ ROTATIONS = 4
 
 
 class PASS(Method):
-    """Keep no example: replay one noisy prototype a class into the head, hold the features near the teacher's, and learn
-    each picture in four rotations, as four classes.
+    """Keep no example: replay one noisy prototype a class into the head, hold the features near the teacher's, and
+    learn each picture in four rotations, as four classes.
 
     Args:
         lambda_kd: weight of the distance between student's and teacher's features; 0 leaves it out.

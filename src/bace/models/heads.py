@@ -57,15 +57,18 @@ class LinearHead(Head):
 
     Args:
         bias: whether there is a b; it starts at zero.
+        zero: whether W starts at zero too.
     """
 
-    def __init__(self, width: int, *, bias: bool = True) -> None:
+    def __init__(self, width: int, *, bias: bool = True, zero: bool = False) -> None:
         super().__init__(width)
         self.biases = nn.ParameterList()
-        self.bias = bias
+        self.bias, self.zero = bias, zero
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         super().grow(classes, generator)
+        if self.zero:
+            nn.init.zeros_(self.blocks[-1])
         if self.bias:
             self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
 
