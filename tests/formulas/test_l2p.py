@@ -33,6 +33,7 @@ def standing(tiny: Any, modality: str, task: int = 1, **options: Any) -> Any:
             p.copy_(torch.randn(p.shape, generator=rng))
         keys, features = method.model.pool.keys, method.model.encoder(some(method, 6).inputs)[:, 0]
         keys[:3] = features[:3] - features.mean(0)  # somewhere near the inputs
+    method.zero_grad()  # what the last step of the task before left
     return method
 
 

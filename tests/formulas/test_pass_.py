@@ -92,7 +92,7 @@ def test_the_three_terms_by_numpy(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "pass", "lambda_kd": 3.0, "lambda_proto": 2.0, "temp": 0.5})
     moved(method)
     batch = some(method)
-    loss = {name: float(term) for name, term in method.loss(batch).items()}
+    loss = {name: float(term.detach()) for name, term in method.loss(batch).items()}
     pixels, labels = turned(batch)
     student, teacher = features_of(method.model, pixels), features_of(method.teacher, pixels)
     assert loss["new"] == pytest.approx(cross_entropy(linear(method.head, student) / 0.5, labels), rel=1e-4)
