@@ -65,7 +65,7 @@ def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -
     learned, _ = assemble(config_from(tiny.settings(modality, method=of_epochs(method))))
     if not any(p.requires_grad for p in learned.model.encoder.embeddings.parameters()):
         # a method that freezes the backbone, which is random here and gives poor features: longer, on clean views
-        settings |= {"train.epochs": 60, "train.lr": 0.03, "benchmark.augment": False}
+        settings |= {"train.epochs": 60, "train.lr": 0.003, "train.optimiser": "adamw", "benchmark.augment": False}
     if modality == "token":
         # the optimiser for tokens: SGD learns them slowly, and without momentum (A-GEM) not at all in this time
         settings |= {"train.optimiser": "adamw"}
@@ -80,7 +80,8 @@ def check_two_runs_are_equal(tiny: Any, method: str, modality: str, folder: Path
 
 def check_seed_matters(tiny: Any, method: str, modality: str, folder: Path) -> None:
     straight_run(tiny, method, modality, folder / "seed", seed=1)
-    assert final_state(folder / "straight")[1] != final_state(folder / "seed")[1]
+    one, other = (final_state(folder / name)[0] for name in ("straight", "seed"))
+    assert one.keys() != other.keys() or any(not torch.equal(value, other[name]) for name, value in one.items())
 
 
 def check_resume_equals_the_straight_run(
@@ -134,13 +135,13 @@ def check_what_is_kept_was_announced(tiny: Any, method: str, modality: str, fold
 def check_frozen_blocks_stay_frozen(tiny: Any, method: str, modality: str, folder: Path) -> None:
     config = config_from(tiny.settings(modality, method=of_epochs(method), **{"backbone.freeze": 1}))
     learned, stream = assemble(config)
-    before = {k: v.clone() for k, v in learned.model.state_dict().items()}
-    frozen = {name for name, p in learned.model.named_parameters() if not p.requires_grad}
+    before = {k: v.clone() for k, v in learned.state_dict().items() if isinstance(v, Tensor)}
+    frozen = {f"model.{name}" for name, p in learned.model.named_parameters() if not p.requires_grad}
     assert frozen
     Trainer(learned, stream, config).run()
-    after = learned.model.state_dict()
+    after = learned.state_dict()
     changed = {name for name in before if name in after and not torch.equal(before[name], after[name])}
-    assert changed
+    assert any(not name.startswith("memory.") for name in changed)  # weights, or (SLDA) the statistics kept instead
     assert not changed & frozen
 
 

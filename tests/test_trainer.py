@@ -363,6 +363,18 @@ def test_clipping_comes_after_before_step():
     assert min(moves) > 1e-4  # not clipped
 
 
+def test_a_stages_own_clipping_wins():
+    class Clipped(Slope):
+        def stages(self, task: Task) -> list[Stage]:
+            own = {"batch_size": 8, "parameters": lambda: [self.p]}
+            clips = (0.5, 0.0, None)  # its own, none at all, the run's
+            return [self.stage(task, name=f"clip {clip}", clip=clip, **own) for clip in clips]
+
+    trainer = trainer_of(Clipped(), tasks=(2,), epochs=1, lr=0.1, clip=0.25)
+    trainer.run()
+    assert trainer.method.trace == pytest.approx([-0.05, -0.15, -0.175])
+
+
 def test_a_small_gradient_is_not_clipped():
     trainer = trainer_of(Slope(), tasks=(2,), epochs=2, lr=0.1, clip=5.0)
     trainer.run()
@@ -856,6 +868,17 @@ def test_a_stage_ends_after_so_many_epochs_without_a_better_validation_loss(pati
     for task in (1, 2):  # the second task starts counting anew
         assert [e["epoch"] for e in log if e["event"] == "epoch" and e["task"] == task] == list(range(epochs))
     assert ("validation" in trainer.stream.licences) == bool(patience and valid)
+
+
+def test_a_stage_without_a_validation_loss_is_never_stopped_early():
+    class Unvalidated(Scripted):
+        def validation_loss(self, examples: Tensor) -> None:
+            return None
+
+    log: list[Any] = []
+    trainer = trainer_of(Unvalidated(SCRIPT), epochs=6, early_stop=1, valid=2, callbacks={"log": log.append})
+    trainer.run()
+    assert [e["epoch"] for e in log if e["event"] == "epoch"] == 2 * list(range(6))
 
 
 def test_a_stage_that_trains_nothing_of_the_network_is_not_stopped_by_its_validation_loss():

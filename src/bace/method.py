@@ -62,12 +62,15 @@ class Stage:
     module: Callable[[], nn.Module]  # what is trained and put in train mode; everything else is in eval mode
     # what is optimised, the rest of the module asking for no gradient meanwhile; default: all of the module's
     parameters: Callable[[], Iterable[nn.Parameter]] | None = None
+    # an epoch's ids in their order, as many as `examples`; default: each once, shuffled
+    sampler: Callable[[torch.Generator], Tensor] | None = None
     augment: bool = True  # random views; otherwise clean ones
     cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
     optimise: bool = True  # False: a stage without gradients
-    lr: float | None = None  # default: the run's, as for the optimiser, momentum and schedule
+    lr: float | None = None  # default: the run's, as for the optimiser, momentum, clip and schedule
     optimiser: Literal["sgd", "adamw"] | None = None
     momentum: float | None = None
+    clip: float | None = None
     schedule: Callable[[float], float] | None = None  # epochs done (a fraction too) -> factor of the learning rate
     structure: Callable[[], None] | None = None
     prepare: Callable[[], None] | None = None
@@ -297,7 +300,7 @@ class Method(ElasticBuffers):
         if was_training:
             model.eval()
         with torch.inference_mode():
-            features, logits, tapped = zip(*(model(batch, taps=taps) for batch in batches), strict=True)
+            features, logits, tapped, *_ = zip(*(model(batch, taps=taps) for batch in batches), strict=True)
         if was_training:
             model.train()
         # concatenating outside of inference mode makes ordinary tensors, which a loss may take

@@ -143,7 +143,8 @@ class Trainer:
             method.eval()
             method.before_epoch(stage)
             module.train()
-            order = examples[torch.randperm(len(examples), generator=now.rng("order"))]
+            rng = now.rng("order")
+            order = stage.sampler(rng) if stage.sampler else examples[torch.randperm(len(examples), generator=rng)]
             for ids in order.split(stage.batch_size)[at.step :]:
                 now.step = at.step
                 self.set_learning_rate(stage, at.epoch + at.step / now.steps)
@@ -178,8 +179,8 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
             total.backward()
             method.before_step(batch)
-            if self.config.train.clip:
-                nn.utils.clip_grad_norm_(parameters, self.config.train.clip)
+            if clip := self.config.train.clip if stage.clip is None else stage.clip:
+                nn.utils.clip_grad_norm_(parameters, clip)
             optimiser.step()
             for name, term in terms.items():
                 self.at.sums[name] = self.at.sums.get(name, 0.0) + float(term.detach())

@@ -36,7 +36,8 @@ def make(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) -> tu
     settings = {"measure.fwt": False, "benchmark.tasks": [2, 2], "train.lr": 0.05, **backbone, **changes}
     config = config_from(tiny.settings(modality, method=method, **settings))
     learned, stream = assemble(config)
-    learned.to(torch.get_default_dtype())
+    if torch.get_default_dtype() == torch.float64:
+        learned.double()  # not `.to(float32)` otherwise: some statistics are kept in double precision
     return learned, stream, config
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bace.models.heads import CosineHead, Head, LinearHead, WideningHead, align, imprint
+from bace.models.heads import AugmentedHead, CosineHead, Head, LinearHead, WideningHead, align, imprint
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -104,6 +104,32 @@ def test_linear_logits_by_hand() -> None:
     assert torch.equal(head.biases[0], torch.zeros(1))
     head.biases[1].data = torch.tensor([0.5])
     torch.testing.assert_close(head(torch.tensor([[2.0, 1.0]])), torch.tensor([[4.0, 5.5]]))
+
+
+def test_an_augmented_head_classifies_by_view_0_of_each_class() -> None:
+    head = AugmentedHead(2, views=3)
+    assert head.classes == 0
+    grown(head, 2, 1)
+    assert head.classes == 3
+    assert [len(block) for block in head.blocks] == [6, 3]
+    head.biases[1].data = torch.tensor([1.0, 2.0, 3.0])
+    features = torch.tensor([[2.0, 1.0], [0.0, -1.0]])
+    every = features @ torch.cat(list(head.blocks)).T + torch.tensor([0.0] * 6 + [1.0, 2.0, 3.0])
+    torch.testing.assert_close(head.all(features), every)
+    torch.testing.assert_close(head(features), every[:, [0, 3, 6]])
+
+
+def test_a_linear_head_can_start_at_zero() -> None:
+    head = grown(LinearHead(2, zero=True), 1, 2)
+    assert all(p.requires_grad and not p.any() for p in head.parameters())
+    assert torch.equal(head(torch.ones(4, 2)), torch.zeros(4, 3))
+
+
+def test_a_linear_head_without_bias_is_its_rows_alone() -> None:
+    head = grown(LinearHead(2, bias=False), 1, 1)
+    assert [p.shape for p in head.parameters()] == [(1, 2), (1, 2)]
+    head.blocks[0].data, head.blocks[1].data = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0]])
+    torch.testing.assert_close(head(torch.tensor([[2.0, 1.0]])), torch.tensor([[4.0, 5.0]]))
 
 
 @pytest.mark.parametrize("kind", [CosineHead, LinearHead])

@@ -9,6 +9,7 @@ from bace.methods.bace import BaCE
 from bace.methods.beef import BEEF
 from bace.methods.bic import BiC
 from bace.methods.clser import CLSER
+from bace.methods.co2l import Co2L
 from bace.methods.dde import DDE
 from bace.methods.derpp import DERpp
 from bace.methods.eeil import EEIL
@@ -21,14 +22,18 @@ from bace.methods.hal import HAL
 from bace.methods.hat import HAT
 from bace.methods.icarl import ICaRL
 from bace.methods.il2m import IL2M
+from bace.methods.l2p import L2P
 from bace.methods.lucir import LUCIR
 from bace.methods.lwf import LwF
 from bace.methods.memo import MEMO
 from bace.methods.more import MORE
 from bace.methods.mtl import MTL
+from bace.methods.owm import OWM
+from bace.methods.pass_ import PASS
 from bace.methods.podnet import PODNet
 from bace.methods.row import ROW
 from bace.methods.seq import SEQ
+from bace.methods.slda import SLDA
 
 METHODS: list[type[Method]] = [
     SEQ,
@@ -46,13 +51,18 @@ METHODS: list[type[Method]] = [
     DDE,
     EEIL,
     GD,
+    Co2L,
+    PASS,
     BiC,
     IL2M,
+    L2P,
     FOSTER,
     MEMO,
     BEEF,
     HAT,
     AGEM,
+    OWM,
+    SLDA,
     MORE,
     ROW,
     BaCE,

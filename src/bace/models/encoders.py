@@ -89,14 +89,19 @@ class Encoder(nn.Module):
         self, inputs: dict[str, Tensor], taps: bool = False
     ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
         """The finished hidden states; with `taps` also what each block put out, before the final LayerNorm."""
-        hidden, mask = self.embed(inputs)
+        hidden, outputs = self.run(*self.embed(inputs), taps=taps)
+        return (hidden, outputs) if taps else hidden
+
+    def run(
+        self, hidden: Tensor, mask: Tensor | None, *, taps: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:  # (examples, tokens, width) both, and that for each block
+        """From what enters the first block to the finished hidden states; with `taps` also what each block put out."""
         outputs = []
         for block in self.blocks:
             hidden = self.run_block(block, hidden, mask)
             if taps:
                 outputs.append(hidden)
-        hidden = self.finish(hidden)
-        return (hidden, outputs) if taps else hidden
+        return self.finish(hidden), outputs
 
     def adapter_sites(self, block: nn.Module) -> tuple[Site, Site]:
         """Where the Linear that ends the attention branch hangs, and the one that ends the MLP branch.

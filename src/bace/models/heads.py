@@ -53,15 +53,24 @@ class Head(nn.Module):
 
 
 class LinearHead(Head):
-    """z = W h + b."""
+    """z = W h + b.
 
-    def __init__(self, width: int) -> None:
+    Args:
+        bias: whether there is a b; it starts at zero.
+        zero: whether W starts at zero too.
+    """
+
+    def __init__(self, width: int, *, bias: bool = True, zero: bool = False) -> None:
         super().__init__(width)
         self.biases = nn.ParameterList()
+        self.has_bias, self.zero = bias, zero
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         super().grow(classes, generator)
-        self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
+        if self.zero:
+            nn.init.zeros_(self.blocks[-1])
+        if self.has_bias:
+            self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
 
     @property
     def bias(self) -> Tensor:  # (classes,)
@@ -117,6 +126,30 @@ class WideningHead(LinearHead):
         """A new auxiliary head; the one of the task before goes."""
         self.auxiliary = LinearHead(self.branch).to(self.no_rows.device)
         self.auxiliary.grow(outputs, generator)
+
+
+class AugmentedHead(LinearHead):
+    """A linear head over more labels than classes: view k of class c is label `views` c + k (PASS).
+
+    As a classifier it gives the logits of the classes as they are, view 0; `all` gives those of every label.
+    """
+
+    def __init__(self, width: int, views: int) -> None:
+        super().__init__(width)
+        self.views = views
+
+    @property
+    def classes(self) -> int:
+        return super().classes // self.views
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        super().grow(self.views * classes, generator)
+
+    def all(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, views * classes)
+        return super().forward(features)
+
+    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
+        return self.all(features)[:, :: self.views]
 
 
 class CosineHead(Head):

@@ -21,6 +21,7 @@ class Output(NamedTuple):
     features: Tensor  # (rows, width)
     logits: Tensor  # (rows, classes)
     taps: tuple[Tensor, ...] = ()  # (examples, tokens, width) for each block, if asked for
+    match: Tensor | None = None  # (examples, chosen) cosines of query and key, of models with prompts
 
 
 class Model(nn.Module):
