@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bace.config import Training
 from bace.memory import ElasticBuffers, Memory, herd
 from bace.models.heads import imprint
-from bace.models.model import Model, Output, count, frozen_copy
+from bace.models.model import Model, Output, frozen_copy, parameter_count
 from bace.randomness import derive, generator
 from bace.stream import Batch, Modality, Stream, Task
 
@@ -194,7 +194,8 @@ class Method(ElasticBuffers):
         """Numbers kept, and numbers trained at once, while task `task` (the first is 0) is learned: it is told before a
         run what that takes, and a run that cannot fit is refused. Heads are too small to count."""
         encoder = self.model.encoder
-        return count(encoder) * (self.networks + (self.keeps_teacher and task > 0)), count(encoder, trained_only=True)
+        networks = self.networks + (self.keeps_teacher and task > 0)
+        return parameter_count(encoder) * networks, parameter_count(encoder, trained_only=True)
 
     # -- what methods are made of
 

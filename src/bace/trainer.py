@@ -166,6 +166,8 @@ class Trainer:
         for p in resting:
             p.requires_grad_(True)
         module.eval()
+        if self.optimiser is not None:
+            self.optimiser.zero_grad(set_to_none=True)  # not to be kept beside those of the next stage
 
     def step(self, stage: Stage, batch: Any, parameters: list[nn.Parameter]) -> None:
         """Loss, gradient, update."""
@@ -192,8 +194,8 @@ class Trainer:
         self.set_stage("evaluate")
         row, detail = evaluate_seen(self.method, task, lenient=self.config.measure.map_foreign_types_to_O)
         self.results.matrix.append(row)
-        self.results.details.append({**detail, "kept": (kept := bytes_kept(self.method))})
-        average = metrics.average_accuracy(row)
+        average, kept = metrics.average_accuracy(row), bytes_kept(self.method)
+        self.results.details.append({**detail, "kept": kept})
         self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, "kept": kept})
 
     def measure_transfer(self, task: Task) -> None:

@@ -13,7 +13,7 @@ from bace.method import Card, Loss, Stage
 from bace.methods.er import ER
 from bace.models.expanded import Expanded
 from bace.models.heads import LinearHead, WideningHead
-from bace.models.model import Model, count
+from bace.models.model import Model, parameter_count
 from bace.randomness import generator
 from bace.stream import Batch, Task
 
@@ -262,4 +262,4 @@ class BEEF(ER):
 
     def needs(self, task: int) -> tuple[int, int]:
         trained = self.model.trained_size
-        return count(self.model.encoder) + task * trained, trained
+        return parameter_count(self.model.encoder) + task * trained, trained

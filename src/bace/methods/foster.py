@@ -15,7 +15,7 @@ from bace.method import Card, Loss, Stage
 from bace.methods.er import ER
 from bace.models.expanded import Expanded, shallow_copy, trained_part
 from bace.models.heads import LinearHead, WideningHead, align
-from bace.models.model import Model, count
+from bace.models.model import Model, parameter_count
 from bace.randomness import generator
 from bace.stream import Batch, Task
 
@@ -163,8 +163,8 @@ class FOSTER(ER):
 
     def needs(self, task: int) -> tuple[int, int]:
         encoder = self.model.encoder
-        trained = count(encoder, trained_only=True)
-        return count(encoder) + (2 * trained if task else 0), trained
+        trained = parameter_count(encoder, trained_only=True)
+        return parameter_count(encoder) + (2 * trained if task else 0), trained
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:  # (classes,) examples of each -> (classes,)

@@ -9,7 +9,7 @@ from bace.methods.er import ER
 from bace.models.encoders import freeze_prefix
 from bace.models.expanded import Forked
 from bace.models.heads import WideningHead, align
-from bace.models.model import Model, count
+from bace.models.model import Model, parameter_count
 from bace.randomness import generator
 from bace.stream import Batch, Task
 
@@ -85,5 +85,5 @@ class MEMO(ER):
     def needs(self, task: int) -> tuple[int, int]:
         tip, encoder = self.model.tips[-1], self.model.encoder
         whole = task == 0 or self.train_trunk
-        kept = count(encoder) + task * count(tip, trained_only=True)
-        return kept, count(encoder if whole else tip, trained_only=True)
+        kept = parameter_count(encoder) + task * parameter_count(tip, trained_only=True)
+        return kept, parameter_count(encoder if whole else tip, trained_only=True)

@@ -81,7 +81,7 @@ def _is_random(module: nn.Module) -> bool:
     return bool(rate) or "DropPath" in type(module).__name__
 
 
-def count(module: nn.Module, *, trained_only: bool = False) -> int:
+def parameter_count(module: nn.Module, *, trained_only: bool = False) -> int:
     """Numbers in a module's parameters, or in those that are trained."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained_only)
 
