@@ -179,7 +179,7 @@ def test_the_terms_of_a_step_by_numpy(tiny: Any, modality: str) -> None:
     u = projected(method.projector, features_of(method.model, pair))
     y = pair.targets.numpy()
     assert 0 < (y < 2).sum() < len(y)
-    assert float(loss["contrast"]) == pytest.approx(contrast_by_loops(u, y, y >= 2, 0.5), rel=1e-4)
+    assert loss["contrast"].item() == pytest.approx(contrast_by_loops(u, y, y >= 2, 0.5), rel=1e-4)
     v = projected(method.old_projector, features_of(method.teacher, pair))
     assert np.abs(u - v).max() > 1e-2
     assert float(loss["relations"]) == pytest.approx(0.5 * relations_by_loops(u, v, 0.2, 0.01), rel=1e-3)

@@ -165,18 +165,6 @@ def test_new_rows_read_the_old_branch_or_not(tiny: Any, rows: str, reads: bool) 
     assert (weight[:2] != 0).all()
 
 
-def test_early_stopping_watches_what_the_stage_trains(tiny: Any) -> None:
-    """In boosting the student waits: its validation loss would never change."""
-    more = {"benchmark.val_fraction": 0.2, "train.early_stop": 1}
-    method, trainer, stage = at_stage(tiny, "image", foster(), "boost", **more)
-    valid = method.stream[1].valid
-    assert not trainer.converged(stage)
-    with method.stream.licence("test", valid):
-        batch = method.stream.batch(valid)
-        logits = logits_of(method.teacher.eval(), batch)
-    assert trainer.at.best == pytest.approx(cross_entropy(logits, batch.targets.numpy()), rel=1e-5)
-
-
 # -- compression
 
 
