@@ -13,7 +13,7 @@ from bace.losses import relation_distillation, supervised_contrast
 from bace.method import Card, Stage
 from bace.methods.er import ER
 from bace.models.heads import LinearHead
-from bace.models.model import Model, frozen_copy
+from bace.models.model import Model, frozen_copy, parameter_count
 from bace.randomness import generator
 from bace.stream import NO_IDS, Batch, Task
 
@@ -37,6 +37,7 @@ class Co2L(ER):
     paper = "Cha, Lee, Shin, Co2L: Contrastive Continual Learning, 2021"
     modalities = frozenset(("image", "text"))
     growing_head = False
+    keeps_teacher = True
     card = Card(
         mechanism="asymmetric supervised contrast of two views; distilled similarities; classifier afterwards",
         cost="1F+1B and a teacher's 1F on 2(b+m); then a classifier on features kept",
@@ -127,6 +128,11 @@ class Co2L(ER):
             kappas = {"kappa": self.kappa, "kappa_teacher": self.kappa_teacher}
             terms["relations"] = self.lambda_ird * relation_distillation(u, old, **kappas)
         return terms
+
+    def needs(self, task: int) -> tuple[int, int]:
+        kept, trained = super().needs(task)
+        projector = parameter_count(self.projector)
+        return kept + projector * (2 if task else 1), trained + projector
 
     # -- the classifier
 

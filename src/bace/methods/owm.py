@@ -114,6 +114,10 @@ class OWM(Method):
             P = self.get_buffer(f"P{i}")
             P.copy_(without(P, r, self.alpha * self.decay**progress))
 
+    def needs(self, task: int) -> tuple[int, int]:
+        kept, trained = super().needs(task)
+        return kept + 2 * sum(P.numel() for P in self.buffers() if P.dtype == torch.float64), trained
+
     def weights(self) -> list[list[nn.Parameter]]:
         """Of each layer: one matrix; of the head, one for each task."""
         return [[p for p in layer.parameters() if p.requires_grad] for layer in self.layers]
