@@ -142,8 +142,9 @@ class Trainer:
             method.eval()
             method.before_epoch(stage)
             module.train()
-            order = examples[torch.randperm(len(examples), generator=now.rng("order"))]
-            for ids in order.split(stage.batch_size)[at.step :]:
+            bucketing = self.config.train.bucketing and not stage.cached
+            batches = self.stream.shuffled(examples, stage.batch_size, now.rng("order"), bucketing=bucketing)
+            for ids in batches[at.step :]:
                 now.step = at.step
                 self.set_learning_rate(stage, at.epoch + at.step / now.steps)
                 view = now.view() if stage.augment else None
