@@ -105,7 +105,8 @@ def run_command(words: list[str]) -> None:
         else:
             result = run(config, out=options.get("--out", [None])[0], show=show)
     numbers = {key: result.metrics[key] for key in ("A_last", "A_avg", "FGT", "FWT", "seconds")}
-    print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()))
+    of = "" if result.metrics["score"] == "accuracy" else f"  (of {result.metrics['score']})"
+    print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()) + of)
     if result.folder:
         print(f"run folder: {result.folder}")
 

@@ -76,6 +76,8 @@ def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenien
         "micro_f1": result.micro_f1,
         "precision": result.precision,
         "recall": result.recall,
+        "macro_precision": result.macro_precision,
+        "macro_recall": result.macro_recall,
         "foreign_rate": result.foreign_rate,
     }
 

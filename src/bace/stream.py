@@ -217,7 +217,8 @@ class Stream(Sequence[Task]):
             return list(order.split(size))
         rest = len(order) % size
         batches = [order[:rest]] if rest else []
-        for window in order[rest:].split(BUCKET * size):
+        for start in range(rest, len(order), BUCKET * size):
+            window = order[start : start + BUCKET * size]
             batches += window[torch.argsort(self.data.lengths[window], stable=True)].split(size)
         return [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
 

@@ -192,7 +192,8 @@ class Trainer:
         row, detail = evaluate_seen(self.method, task, lenient=self.config.measure.map_foreign_types_to_O)
         self.results.matrix.append(row)
         self.results.details.append(detail)
-        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": metrics.average_accuracy(row)})
+        micro = {"micro_f1": [score["micro_f1"] for score in detail["scores"]]} if "scores" in detail else {}
+        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": metrics.average_accuracy(row), **micro})
 
     def measure_transfer(self, task: Task) -> None:
         """Forward transfer, before a task is learned."""
