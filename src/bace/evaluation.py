@@ -50,12 +50,10 @@ def predict(
 ) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) predicted classes
     """Predicted classes of all rows of these examples, among all classes seen so far."""
     method.eval()
-    rows, predicted = [], []
-    for part in examples.split(method.training_settings.eval_batch_size):
-        batch = method.stream.batch(part)
-        rows.append(batch.rows)
-        predicted.append(method.predict(batch, scorer).argmax(1).cpu())
-    return torch.cat(rows), torch.cat(predicted)
+    stream = method.stream
+    parts, in_order = stream.bucketed(examples, method.training_settings.eval_batch_size)
+    predicted = torch.cat([method.predict(stream.batch(part), scorer).argmax(1).cpu() for part in parts])
+    return stream.rows_of(examples)[0], in_order(predicted)
 
 
 def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenient: bool = False) -> dict[str, float]:
@@ -78,6 +76,8 @@ def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenien
         "micro_f1": result.micro_f1,
         "precision": result.precision,
         "recall": result.recall,
+        "macro_precision": result.macro_precision,
+        "macro_recall": result.macro_recall,
         "foreign_rate": result.foreign_rate,
     }
 

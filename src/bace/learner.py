@@ -13,7 +13,7 @@ from torch import Tensor
 from bace import checkpoint
 from bace.config import Config
 from bace.data.benchmarks import Part, class_names, class_ranges, cut_of, make_examples, table_targets
-from bace.data.entities import Entities
+from bace.data.entities import Entities, Span, joined, spans, split_words
 from bace.data.images import Images
 from bace.data.sources import Table, as_inputs, from_arrays
 from bace.data.texts import Texts
@@ -110,12 +110,30 @@ class Learner:
         return self
 
     def predict(self, x: Any) -> list[Any]:
-        """The class of each example, named as it was given; for sentences, the tag of each word."""
+        """The class of each example, named as it was given. Of sentences: the tag of each word where they are lists of
+        words, the `entities` where they are strings."""
+        if self.modality == "token" and not isinstance(x, str) and any(isinstance(item, str) for item in x):
+            return self.entities(x)
         rows = self.scores(x)
         names = self._names() if self.modality == "token" else self.classes_
         if isinstance(rows, list):
             return [[names[c] for c in sentence.argmax(1).tolist()] for sentence in rows]
         return [names[c] for c in rows.argmax(1).tolist()]
+
+    def entities(self, x: Sequence[str | Sequence[str]]) -> list[list[Span]]:
+        """The entities of each sentence, as (start, end, type, text) with positions in characters.
+
+        Args:
+            x: sentences, or longer texts, as strings; or as lists of words, whose positions are then those in the words
+                joined by spaces.
+        """
+        if self.modality not in (None, "token"):
+            raise ConfigError(f"this learner was taught {self.modality} data: entities are found by one taught tags")
+        if isinstance(x, str):
+            raise DataError("one string is no list of sentences: put it in a list")
+        found = [(item, split_words(item)) if isinstance(item, str) else joined(item) for item in x]
+        tags = self.predict([[text[start:end] for start, end in words] for text, words in found])
+        return [spans(text, words, own) for (text, words), own in zip(found, tags, strict=True)]
 
     def scores(self, x: Any) -> Tensor | list[Tensor]:
         """A score per class, in the order of `classes_`; for sentences one (words, tags) tensor each."""
@@ -133,8 +151,8 @@ class Learner:
         asked.device = self.method.stream.device
         self.method.eval()
         with asked.licence("prediction", everything):
-            parts = everything.split(self.config.train.eval_batch_size)
-            scores = torch.cat([self.method.predict(asked.batch(part)).cpu() for part in parts])
+            parts, in_order = asked.bucketed(everything, self.config.train.eval_batch_size)
+            scores = in_order(torch.cat([self.method.predict(asked.batch(part)).cpu() for part in parts]))
         return list(scores.split([len(sentence) for sentence in inputs])) if self.modality == "token" else scores
 
     # -- saving

@@ -289,9 +289,9 @@ class Method(ElasticBuffers):
 
     def outputs(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
         """Features and logits of all rows of these examples, on the CPU (see `peek`)."""
-        parts = examples.split(self.training_settings.eval_batch_size)
+        parts, in_order = self.stream.bucketed(examples, self.training_settings.eval_batch_size)
         out = self.peek((self.stream.batch(part, view=view) for part in parts), model)
-        return Output(out.features.cpu(), out.logits.cpu())
+        return Output(in_order(out.features.cpu()), in_order(out.logits.cpu()))
 
     def peek(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
         """Features, logits and (texts: of batches of one length) taps without gradient and in eval mode; a model in

@@ -6,7 +6,7 @@ Read it from `Trainer.run` down. A run can be cut at every `resume_point` and go
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -143,9 +143,7 @@ class Trainer:
             method.eval()
             method.before_epoch(stage)
             module.train()
-            rng = now.rng("order")
-            order = stage.sampler(rng) if stage.sampler else examples[torch.randperm(len(examples), generator=rng)]
-            for ids in order.split(stage.batch_size)[at.step :]:
+            for ids in self.batches(stage, examples)[at.step :]:
                 now.step = at.step
                 self.set_learning_rate(stage, at.epoch + at.step / now.steps)
                 view = now.view() if stage.augment else None
@@ -168,6 +166,14 @@ class Trainer:
         module.eval()
         if self.optimiser is not None:
             self.optimiser.zero_grad(set_to_none=True)  # not to be kept beside those of the next stage
+
+    def batches(self, stage: Stage, examples: Tensor) -> Sequence[Tensor]:
+        """The ids of an epoch, batch by batch."""
+        rng = self.method.now.rng("order")
+        if stage.sampler:
+            return stage.sampler(rng).split(stage.batch_size)
+        bucketing = self.config.train.bucketing and not stage.cached
+        return self.stream.shuffled(examples, stage.batch_size, rng, bucketing=bucketing)
 
     def step(self, stage: Stage, batch: Any, parameters: list[nn.Parameter]) -> None:
         """Loss, gradient, update."""
@@ -196,7 +202,8 @@ class Trainer:
         self.results.matrix.append(row)
         average, kept = metrics.average_accuracy(row), bytes_kept(self.method)
         self.results.details.append({**detail, "kept": kept})
-        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, "kept": kept})
+        micro = {"micro_f1": [score["micro_f1"] for score in detail["scores"]]} if "scores" in detail else {}
+        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, **micro, "kept": kept})
 
     def measure_transfer(self, task: Task) -> None:
         """Forward transfer, before a task is learned."""

