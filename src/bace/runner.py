@@ -239,6 +239,8 @@ def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
     numbers["seconds"] = round(results.seconds, 3)
     numbers["licences"] = stream.licences  # what was read beside the task's own examples and the memory
     numbers["score"] = "accuracy" if stream.background is None else "macro F1"
+    if "evaluated" in last:
+        numbers["evaluated"] = last["evaluated"]  # so many test examples of each task, not all
     if last["scorers"]:
         by_scorer = {name: [detail["scorers"][name] for detail in results.details] for name in last["scorers"]}
         numbers["scorers"] = {name: metrics.summary(matrix) for name, matrix in by_scorer.items()}

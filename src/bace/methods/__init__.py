@@ -21,11 +21,14 @@ from bace.methods.icarl import ICaRL
 from bace.methods.il2m import IL2M
 from bace.methods.lucir import LUCIR
 from bace.methods.lwf import LwF
+from bace.methods.mbpa import MBPA
+from bace.methods.mbpapp import MBPApp
 from bace.methods.more import MORE
 from bace.methods.mtl import MTL
 from bace.methods.podnet import PODNet
 from bace.methods.row import ROW
 from bace.methods.seq import SEQ
+from bace.methods.sparseer import SparseER
 
 METHODS: list[type[Method]] = [
     SEQ,
@@ -49,6 +52,9 @@ METHODS: list[type[Method]] = [
     AGEM,
     MORE,
     ROW,
+    SparseER,
+    MBPA,
+    MBPApp,
     BaCE,
 ]
 
