@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,6 +151,8 @@ class Learner:
         asked = Stream(data, torch.zeros(rows, dtype=torch.int64), [], self._names())
         asked.device = self.method.stream.device
         self.method.eval()
+        if cost := self.method.prediction_cost(len(data)):
+            logging.getLogger("bace").info(cost)
         with asked.licence("prediction", everything):
             parts, in_order = asked.bucketed(everything, self.config.train.eval_batch_size)
             scores = in_order(torch.cat([self.method.predict(asked.batch(part)).cpu() for part in parts]))

@@ -186,6 +186,16 @@ class Method(ElasticBuffers):
             out: Output = self.model(batch)
         return out.logits
 
+    def evaluated(self, task: Task) -> Tensor:  # (examples,) ids
+        """The test examples of a task that are evaluated: all of them, unless predicting one takes too long for that.
+        Where it is a sample, metrics.json says so."""
+        return task.test
+
+    def prediction_cost(self, examples: int) -> str | None:
+        """What it takes to predict so many examples, in words, if that is far more than a pass each; said before it
+        starts."""
+        return None
+
     def validation_loss(self, examples: Tensor) -> float | None:
         """What early stopping watches, on clean views; None: this stage is never cut short."""
         return float(F.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))

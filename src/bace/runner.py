@@ -249,6 +249,8 @@ def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
     numbers["kept"] = [detail["kept"] for detail in results.details]  # bytes, after each task
     numbers["licences"] = stream.licences  # what was read beside the task's own examples and the memory
     numbers["score"] = "accuracy" if stream.background is None else "macro F1"
+    if "evaluated" in last:
+        numbers["evaluated"] = last["evaluated"]  # so many test examples of each task, not all
     if last["scorers"]:
         by_scorer = {name: [detail["scorers"][name] for detail in results.details] for name in last["scorers"]}
         numbers["scorers"] = {name: metrics.summary(matrix) for name, matrix in by_scorer.items()}

@@ -38,6 +38,18 @@ class Batch:
         """(rows,) position of each row's example in the batch."""
         return torch.arange(len(self), device=self.targets.device) if self.at is None else self.at[:, 0]
 
+    def pick(self, rows: Tensor) -> "Batch":  # (picked,) positions of rows in the batch
+        """Exactly these rows, in this order, with no other examples than theirs; texts are padded no further."""
+        examples, at = rows, None
+        if self.at is not None:
+            examples, inverse = torch.unique(self.at[rows, 0], return_inverse=True)
+            at = torch.stack([inverse, self.at[rows, 1]], dim=1)
+        inputs = {key: value[examples] for key, value in self.inputs.items()}
+        if "attention_mask" in inputs:
+            length = int(inputs["attention_mask"].sum(1).max())
+            inputs = {key: value[:, :length] for key, value in inputs.items()}
+        return Batch(inputs, self.targets[rows], self.examples[examples.cpu()], self.rows[rows], at)
+
     @staticmethod
     def cat(first: "Batch", second: "Batch | None") -> "Batch":
         """Both batches as one, so that the network is passed once; texts are padded to the longer of the two."""

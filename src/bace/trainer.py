@@ -198,6 +198,10 @@ class Trainer:
     def evaluate(self, task: Task) -> None:
         """One more row of the accuracy matrix."""
         self.set_stage("evaluate")
+        asked = sum(len(self.method.evaluated(earlier)) for earlier in self.stream[: task.index + 1])
+        if cost := self.method.prediction_cost(asked):
+            self.log({"event": "cost", "task": task.index + 1, "prediction": cost})
+            self.show((task.index + 1) / len(self.stream), cost)
         row, detail = evaluate_seen(self.method, task, lenient=self.config.measure.map_foreign_types_to_O)
         self.results.matrix.append(row)
         average, kept = metrics.average_accuracy(row), bytes_kept(self.method)

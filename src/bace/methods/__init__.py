@@ -25,6 +25,8 @@ from bace.methods.il2m import IL2M
 from bace.methods.l2p import L2P
 from bace.methods.lucir import LUCIR
 from bace.methods.lwf import LwF
+from bace.methods.mbpa import MBPA
+from bace.methods.mbpapp import MBPApp
 from bace.methods.memo import MEMO
 from bace.methods.more import MORE
 from bace.methods.mtl import MTL
@@ -34,6 +36,7 @@ from bace.methods.podnet import PODNet
 from bace.methods.row import ROW
 from bace.methods.seq import SEQ
 from bace.methods.slda import SLDA
+from bace.methods.sparseer import SparseER
 
 METHODS: list[type[Method]] = [
     SEQ,
@@ -65,6 +68,9 @@ METHODS: list[type[Method]] = [
     SLDA,
     MORE,
     ROW,
+    SparseER,
+    MBPA,
+    MBPApp,
     BaCE,
 ]
 
