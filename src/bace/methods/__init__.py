@@ -7,12 +7,14 @@ from bace.method import Method
 from bace.methods.agem import AGEM
 from bace.methods.bace import BaCE
 from bace.methods.bic import BiC
+from bace.methods.cfner import CFNER
 from bace.methods.clser import CLSER
 from bace.methods.dde import DDE
 from bace.methods.derpp import DERpp
 from bace.methods.eeil import EEIL
 from bace.methods.er import ER
 from bace.methods.ewc import EWC
+from bace.methods.extendner import ExtendNER
 from bace.methods.gd import GD
 from bace.methods.gdumb import GDumb
 from bace.methods.hal import HAL
@@ -49,6 +51,8 @@ METHODS: list[type[Method]] = [
     AGEM,
     MORE,
     ROW,
+    ExtendNER,
+    CFNER,
     BaCE,
 ]
 
