@@ -20,6 +20,7 @@ from bace.methods.gdumb import GDumb
 from bace.methods.hal import HAL
 from bace.methods.hat import HAT
 from bace.methods.icarl import ICaRL
+from bace.methods.idbr import IDBR
 from bace.methods.il2m import IL2M
 from bace.methods.lucir import LUCIR
 from bace.methods.lwf import LwF
@@ -51,6 +52,7 @@ METHODS: list[type[Method]] = [
     AGEM,
     MORE,
     ROW,
+    IDBR,
     ExtendNER,
     CFNER,
     BaCE,
