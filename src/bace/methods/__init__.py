@@ -8,6 +8,7 @@ from bace.methods.agem import AGEM
 from bace.methods.bace import BaCE
 from bace.methods.beef import BEEF
 from bace.methods.bic import BiC
+from bace.methods.cfner import CFNER
 from bace.methods.clser import CLSER
 from bace.methods.co2l import Co2L
 from bace.methods.dde import DDE
@@ -15,12 +16,14 @@ from bace.methods.derpp import DERpp
 from bace.methods.eeil import EEIL
 from bace.methods.er import ER
 from bace.methods.ewc import EWC
+from bace.methods.extendner import ExtendNER
 from bace.methods.foster import FOSTER
 from bace.methods.gd import GD
 from bace.methods.gdumb import GDumb
 from bace.methods.hal import HAL
 from bace.methods.hat import HAT
 from bace.methods.icarl import ICaRL
+from bace.methods.idbr import IDBR
 from bace.methods.il2m import IL2M
 from bace.methods.l2p import L2P
 from bace.methods.lucir import LUCIR
@@ -71,6 +74,9 @@ METHODS: list[type[Method]] = [
     SparseER,
     MBPA,
     MBPApp,
+    IDBR,
+    ExtendNER,
+    CFNER,
     BaCE,
 ]
 
