@@ -6,7 +6,7 @@ Read it from `Trainer.run` down. A run can be cut at every `resume_point` and go
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -167,11 +167,11 @@ class Trainer:
         if self.optimiser is not None:
             self.optimiser.zero_grad(set_to_none=True)  # not to be kept beside those of the next stage
 
-    def batches(self, stage: Stage, examples: Tensor) -> Sequence[Tensor]:
+    def batches(self, stage: Stage, examples: Tensor) -> list[Tensor]:
         """The ids of an epoch, batch by batch."""
         rng = self.method.now.rng("order")
         if stage.sampler:
-            return stage.sampler(rng).split(stage.batch_size)
+            return list(stage.sampler(rng).split(stage.batch_size))
         bucketing = self.config.train.bucketing and not stage.cached
         return self.stream.shuffled(examples, stage.batch_size, rng, bucketing=bucketing)
 

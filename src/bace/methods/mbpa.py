@@ -1,5 +1,5 @@
 """MBPA: memory-based parameter adaptation. Sprechmann et al., "Memory-based Parameter Adaptation", ICLR 2018; in the
-form that De Masson d'Autume et al. gave it for texts ("Episodic Memory in Lifelong Language Learning", NeurIPS 2019)."""
+form that De Masson d'Autume et al. gave it for texts, "Episodic Memory in Lifelong Language Learning", NeurIPS 2019."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
@@ -40,6 +40,7 @@ class MBPA(Method):
     paper = "Sprechmann et al., Memory-based Parameter Adaptation, ICLR 2018"
     uses_memory = True
     scorers = ("base",)
+    networks = 2  # the one that is trained, and the one that makes keys
     card = Card(
         mechanism="none in training; local adaptation to neighbours in memory at prediction",
         cost="1F+1B on b; prediction of an example 30 (1F+1B) of the head (`adapt=all`: of the network) on 32",
