@@ -1,5 +1,6 @@
 """Texts: token ids kept flat, padded to the longest of the batch."""
 
+import functools
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ def join(ids: Tensor, start: Tensor, more_ids: Tensor, more_start: Tensor) -> tu
     return torch.cat([ids, more_ids]), torch.cat([start, more_start[1:] + start[-1]])
 
 
+@functools.lru_cache(maxsize=4)  # loading takes longer than predicting a text
 def load_tokenizer(name: str) -> Any:
     """The fast tokenizer of a backbone, from a hub id or a local folder."""
     from transformers import AutoTokenizer
