@@ -1,11 +1,12 @@
 """Streams of several corpora."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from bace.data.benchmarks import Cut, find_benchmark
-from bace.data.corpora import ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate
+from bace.data.corpora import ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate, presence
 from bace.errors import ConfigError, DataError
 
 
@@ -39,12 +40,31 @@ def test_the_papers_entities_are_five_corpora_with_types_of_their_own(corpora: P
     assert "B-mit_movie.ACTOR" in parts[1].train.labels[0]
 
 
-def test_a_corpus_that_is_missing_is_named_with_its_terms(corpora: Path) -> None:
-    for file in (corpora / "i2b2").iterdir():
-        file.unlink()
-    (corpora / "i2b2").rmdir()
-    with pytest.raises(DataError, match=r"i2b2 is not there: get the corpus .*data use agreement.*benchmark\.path"):
+def test_all_corpora_that_are_missing_are_named_with_their_terms(
+    corpora: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BACE_DATA", raising=False)
+    for folder in ("i2b2", "ontonotes5"):
+        shutil.rmtree(corpora / folder)
+    with pytest.raises(DataError, match=r"benchmark\.path, or the environment variable BACE_DATA") as refused:
         find_benchmark("entities").parts(Cut(path=str(corpora)))
+    lines = str(refused.value).splitlines()
+    assert lines[0] == "not all of the 5 corpora of this benchmark are there. Missing:"
+    assert lines[1].startswith(f"  {corpora / 'ontonotes5'}: LDC2013T19, https://catalog.ldc.upenn.edu")
+    assert lines[2].startswith(f"  {corpora / 'i2b2'}: ")
+    assert "data use agreement" in lines[2]
+    assert len(lines) == 4
+
+
+def test_presence_tells_folder_hub_and_nowhere_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BACE_DATA", raising=False)
+    (tmp_path / "dbpedia_14").mkdir()
+    found = {corpus.folder: place for corpus, place in presence(TOPICS_DESK, str(tmp_path)).items()}
+    assert found == {
+        "ag_news": "fancyzhx/ag_news",
+        "dbpedia_14": tmp_path / "dbpedia_14",  # of two tasks, named once
+        "stackoverflow_titles": None,
+    }
 
 
 def test_a_corpus_is_taken_from_its_folder_then_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

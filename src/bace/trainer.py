@@ -20,6 +20,7 @@ from bace.errors import CheckpointError, TrainingError
 from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
 from bace.randomness import derive, seed_dropout
+from bace.room import bytes_kept
 from bace.stream import Stream, Task
 
 
@@ -142,8 +143,7 @@ class Trainer:
             method.eval()
             method.before_epoch(stage)
             module.train()
-            order = examples[torch.randperm(len(examples), generator=now.rng("order"))]
-            for ids in order.split(stage.batch_size)[at.step :]:
+            for ids in self.batches(stage, examples)[at.step :]:
                 now.step = at.step
                 self.set_learning_rate(stage, at.epoch + at.step / now.steps)
                 view = now.view() if stage.augment else None
@@ -164,6 +164,16 @@ class Trainer:
         for p in resting:
             p.requires_grad_(True)
         module.eval()
+        if self.optimiser is not None:
+            self.optimiser.zero_grad(set_to_none=True)  # not to be kept beside those of the next stage
+
+    def batches(self, stage: Stage, examples: Tensor) -> list[Tensor]:
+        """The ids of an epoch, batch by batch."""
+        rng = self.method.now.rng("order")
+        if stage.sampler:
+            return list(stage.sampler(rng).split(stage.batch_size))
+        bucketing = self.config.train.bucketing and not stage.cached
+        return self.stream.shuffled(examples, stage.batch_size, rng, bucketing=bucketing)
 
     def step(self, stage: Stage, batch: Any, parameters: list[nn.Parameter]) -> None:
         """Loss, gradient, update."""
@@ -177,8 +187,8 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
             total.backward()
             method.before_step(batch)
-            if self.config.train.clip:
-                nn.utils.clip_grad_norm_(parameters, self.config.train.clip)
+            if clip := self.config.train.clip if stage.clip is None else stage.clip:
+                nn.utils.clip_grad_norm_(parameters, clip)
             optimiser.step()
             for name, term in terms.items():
                 self.at.sums[name] = self.at.sums.get(name, 0.0) + float(term.detach())
@@ -188,10 +198,16 @@ class Trainer:
     def evaluate(self, task: Task) -> None:
         """One more row of the accuracy matrix."""
         self.set_stage("evaluate")
+        asked = sum(len(self.method.evaluated(earlier)) for earlier in self.stream[: task.index + 1])
+        if cost := self.method.prediction_cost(asked):
+            self.log({"event": "cost", "task": task.index + 1, "prediction": cost})
+            self.show((task.index + 1) / len(self.stream), cost)
         row, detail = evaluate_seen(self.method, task, lenient=self.config.measure.map_foreign_types_to_O)
         self.results.matrix.append(row)
-        self.results.details.append(detail)
-        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": metrics.average_accuracy(row)})
+        average, kept = metrics.average_accuracy(row), bytes_kept(self.method)
+        self.results.details.append({**detail, "kept": kept})
+        micro = {"micro_f1": [score["micro_f1"] for score in detail["scores"]]} if "scores" in detail else {}
+        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, **micro, "kept": kept})
 
     def measure_transfer(self, task: Task) -> None:
         """Forward transfer, before a task is learned."""

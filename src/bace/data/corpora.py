@@ -1,6 +1,7 @@
 """Streams made of several public corpora: every task is a corpus, or some of its classes."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -109,11 +110,38 @@ ENTITIES_DESK = (
 )
 
 
+def locate(corpus: Corpus, root: str | None) -> Path | str | None:
+    """The corpus's folder, else its hub id; None where it has to be fetched by the user."""
+    for place in (root, os.environ.get("BACE_DATA")):
+        if place and (Path(place) / corpus.folder).exists():
+            return Path(place) / corpus.folder
+    return corpus.hub
+
+
+def presence(shares: Sequence[Share], root: str | None) -> dict[Corpus, Path | str | None]:
+    """Where each corpus of a stream is (see `locate`), in the order of its tasks."""
+    return {share.corpus: locate(share.corpus, root) for share in shares}
+
+
+def check_present(shares: Sequence[Share], root: str | None) -> None:
+    """Say at once all that is missing, and where to get it."""
+    found = presence(shares, root)
+    absent = [corpus for corpus, place in found.items() if place is None]
+    if absent:
+        place = Path(root or os.environ.get("BACE_DATA") or "DATA")
+        listed = "".join(f"\n  {place / corpus.folder}: {corpus.terms}" for corpus in absent)
+        raise DataError(
+            f"not all of the {len(found)} corpora of this benchmark are there. Missing:{listed}\n"
+            "Put the train and test files (CoNLL, JSONL or Parquet) of each into its folder; benchmark.path, or the "
+            "environment variable BACE_DATA, names the folder that holds them."
+        )
+
+
 def read_share(share: Share, split: str, modality: Modality, root: str | None, limit: int | None) -> Table:
     """One split of a task. Entity types take their corpus's name: one name in two corpora is two classes."""
     corpus = share.corpus
     table = read(
-        locate(corpus, root),
+        cast("Path | str", locate(corpus, root)),  # see check_present
         split=split,
         modality=modality,
         input_column=corpus.columns or None,
@@ -136,17 +164,3 @@ def classes_of(share: Share, table: Table) -> list[str]:
 
 def qualified(share: Share, name: str) -> str:
     return f"{share.corpus.folder}.{name}"
-
-
-def locate(corpus: Corpus, root: str | None) -> Path | str:
-    """The corpus's folder, or its hub id."""
-    for place in (root, os.environ.get("BACE_DATA")):
-        if place and (Path(place) / corpus.folder).exists():
-            return Path(place) / corpus.folder
-    if corpus.hub:
-        return corpus.hub
-    where = Path(root or os.environ.get("BACE_DATA") or "DATA") / corpus.folder
-    raise DataError(
-        f"{where} is not there: get the corpus ({corpus.terms}) and put its train and test files (CoNLL, JSONL or "
-        f"Parquet) there; benchmark.path, or BACE_DATA, names the folder that holds '{corpus.folder}'."
-    )

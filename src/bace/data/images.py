@@ -24,7 +24,7 @@ class Images:
     """
 
     modality: Modality = "image"
-    row_start = positions = None  # a row an example
+    row_start = positions = lengths = None  # a row an example, all of one size
 
     def __init__(
         self,

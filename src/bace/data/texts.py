@@ -28,6 +28,11 @@ class Texts:
     def __len__(self) -> int:
         return len(self.start) - 1
 
+    @property
+    def lengths(self) -> Tensor:  # (examples,)
+        """Tokens of each text."""
+        return self.start.diff()
+
     def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]:
         """Padded ids and mask; texts have no random views, every view is the clean one."""
         start = self.start[examples]

@@ -51,6 +51,7 @@ class BaCE(HoldOut):
 
     title = "BaCE"
     paper = "Zheng et al., Balancing the Causal Effects in Class-Incremental Learning, 2024"
+    networks = 2  # student and teacher
     card = Card(
         mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
         cost="1F+1B on b+m, 1F on at most K b neighbours, teacher 1F on m and once an epoch on the task",

@@ -16,7 +16,7 @@ from bace.errors import ConfigError
 from bace.method import Card, Loss, Method, Stage
 from bace.models.encoders import TextEncoder
 from bace.models.heads import CosineHead, Head, LinearHead, kmeans
-from bace.models.model import Model
+from bace.models.model import Branch, Model
 from bace.randomness import generator
 from bace.stream import NO_IDS, Batch, Task
 
@@ -47,8 +47,8 @@ class Disentangled(Model):
         self.parts.head.grow(2 * hidden, rng)
         self.order.head.grow(2, rng)
 
-    def _features(self, batch: Batch, taps: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        hidden, tapped = super()._features(batch, taps)
+    def _read(self, branches: Iterable[Branch], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        hidden, tapped = super()._read(branches, batch)
         return torch.tanh(self.parts(hidden)), tapped
 
 

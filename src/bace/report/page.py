@@ -114,7 +114,7 @@ def _benchmark(
 ) -> str:
     """The section of one benchmark. Its figures are put into `drawn`, by the name that the page refers to them with."""
     name, runs = made[0].benchmark, [run for group in made for run in group.runs]
-    measure = "accuracy" if runs[0].modality in ("image", "text") else "score"
+    measure = {"image": "accuracy", "text": "accuracy", "token": "macro F1"}.get(runs[0].modality, "score")
     one_seed = all(len(group.runs) == 1 for group in made)
     mean = "" if one_seed else ", mean over seeds"
     spread = "" if one_seed else ", with one sample standard deviation over seeds"
@@ -132,7 +132,11 @@ def _benchmark(
 
     parts = [_part("Summary", "", _table(rows, index))]
     aid = f"Each line is the average {measure} over the tasks seen so far{spread}: the flatter, the less is lost."
-    parts.append(_part(f"{measure.capitalize()} over tasks", aid, plot("curves", figures.curves(made, index, measure))))
+    parts.append(
+        _part(
+            f"{measure[0].upper()}{measure[1:]} over tasks", aid, plot("curves", figures.curves(made, index, measure))
+        )
+    )
     aid = (
         f"Row t is the model after task t, column i its {measure} on task i (%{mean}): "
         "a column that fades downwards is a task being forgotten."
