@@ -15,6 +15,7 @@ from bace.config import Training
 from bace.memory import ElasticBuffers, Memory, herd
 from bace.models.heads import imprint
 from bace.models.model import Model, Output, frozen_copy
+from bace.neighbours import NeighbourTable
 from bace.randomness import derive, generator
 from bace.stream import Batch, Modality, Stream, Task
 
@@ -101,6 +102,7 @@ class Method(ElasticBuffers):
     uses_memory: ClassVar[bool] = False
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
+    one_encoder: ClassVar[bool] = True  # the features of all classes are of one space: studies can compare them
     keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
     scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
 
@@ -185,6 +187,16 @@ class Method(ElasticBuffers):
     def validation_loss(self, examples: Tensor) -> float | None:
         """What early stopping watches, on clean views; None: this stage is never cut short."""
         return float(F.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
+
+    # -- for studies, which look on (docs/studies.md)
+
+    def epoch_table(self) -> NeighbourTable | None:
+        """The neighbours in use in this epoch, of methods that use any."""
+        return None
+
+    def report(self) -> dict[str, float]:
+        """Small numbers that the method has learned by the end of a task, by name."""
+        return {}
 
     # -- what methods are made of
 
