@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+StudyName = Literal["probing", "tracking", "gallery", "bias"]
+
 
 @dataclass
 class Training:
@@ -143,4 +145,5 @@ class Config:
     train: Training = field(default_factory=Training)
     measure: Measures = field(default_factory=Measures)
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
+    studies: list[StudyName] = field(default_factory=list)  # what is observed beside the measures: docs/studies.md
     seed: int = 0

@@ -86,6 +86,8 @@ class Learner:
                 "a Learner has no validation data and makes a new optimiser at each call: leave out train.early_stop "
                 "and train.reset_optimiser"
             )
+        if config.studies:
+            raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
         part = Part(f"task {len(self.tasks) + 1}", table.names, table, table)
         tasks = [*self.tasks, table.names]
         stream = self._stream(table, part, tasks, config)

@@ -15,6 +15,7 @@ from bace.config import Training
 from bace.memory import ElasticBuffers, Memory, herd
 from bace.models.heads import imprint
 from bace.models.model import Model, Output, frozen_copy, parameter_count
+from bace.neighbours import NeighbourTable
 from bace.randomness import derive, generator
 from bace.stream import Batch, Modality, Stream, Task
 
@@ -104,6 +105,7 @@ class Method(ElasticBuffers):
     uses_memory: ClassVar[bool] = False
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
+    one_encoder: ClassVar[bool] = True  # the features of all classes are of one space: studies can compare them
     keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
     networks: ClassVar[int] = 1  # of the encoder's size, kept in parameters and buffers; the teacher comes on top
     scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
@@ -206,6 +208,16 @@ class Method(ElasticBuffers):
         encoder = self.model.encoder
         networks = self.networks + (self.keeps_teacher and task > 0)
         return parameter_count(encoder) * networks, parameter_count(encoder, trained_only=True)
+
+    # -- for studies, which look on (docs/studies.md)
+
+    def epoch_table(self) -> NeighbourTable | None:
+        """The neighbours in use in this epoch, of methods that use any."""
+        return None
+
+    def report(self) -> dict[str, float]:
+        """Small numbers that the method has learned by the end of a task, by name."""
+        return {}
 
     # -- what methods are made of
 

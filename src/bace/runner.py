@@ -45,6 +45,7 @@ class Result:
     matrix: list[list[float]]
     folder: Path | None
     method: Method = field(repr=False)
+    studies: dict[str, Any] = field(default_factory=dict, repr=False)  # what studies.json holds
 
 
 def run(
@@ -232,11 +233,14 @@ def _in_use(folder: Path) -> bool:
 def _finish(trainer: Trainer, folder: Path | None) -> Result:
     results = trainer.run()
     trainer.tick()
+    studies = trainer.findings()
     numbers = summary(results, trainer.stream, trainer.config)
     if folder is not None:
         write_text(folder / "matrix.csv", matrix_csv(results.matrix))
+        if studies:
+            write_json(folder / "studies.json", studies)
         write_json(folder / "metrics.json", numbers)
-    return Result(numbers, results.matrix, folder, trainer.method)
+    return Result(numbers, results.matrix, folder, trainer.method, studies)
 
 
 def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:

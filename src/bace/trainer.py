@@ -22,6 +22,7 @@ from bace.method import Method, Stage
 from bace.randomness import derive, seed_dropout
 from bace.room import bytes_kept
 from bace.stream import Stream, Task
+from bace.studies import STUDIES, Seen
 
 
 @dataclass
@@ -37,6 +38,7 @@ class At:
     sums: dict[str, float] = field(default_factory=dict)  # loss terms of the epoch so far
     best: float | None = None  # validation loss, for early stopping
     stale: int = 0
+    noted: dict[str, dict[str, Any]] = field(default_factory=dict)  # by studies, in the task's last epoch
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Results:
     before: list[float] = field(default_factory=list)  # score of tasks 2.. with imprinted rows, before learning them
     chance: list[float] = field(default_factory=list)  # the same with random rows
     details: list[dict[str, Any]] = field(default_factory=list)  # per task: everything else
+    studies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by study: a record of each task
     seconds: float = 0.0
 
 
@@ -73,6 +76,7 @@ class Trainer:
     ) -> None:
         self.method, self.stream, self.config = method, stream, config
         self.log, self.save, self.show = log, save, show
+        self.studies = {name: STUDIES[name] for name in config.studies}
         self.at, self.results = At(), Results()
         self.optimiser: torch.optim.Optimizer | None = None
         self.saved_optimiser: dict[str, Tensor] = {}  # by parameter and slot, from the checkpoint
@@ -142,6 +146,7 @@ class Trainer:
             self.open()  # what has left the memory since is closed
             method.eval()
             method.before_epoch(stage)
+            self.note()
             module.train()
             for ids in self.batches(stage, examples)[at.step :]:
                 now.step = at.step
@@ -208,6 +213,28 @@ class Trainer:
         self.results.details.append({**detail, "kept": kept})
         micro = {"micro_f1": [score["micro_f1"] for score in detail["scores"]]} if "scores" in detail else {}
         self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, **micro, "kept": kept})
+        self.observe(task, row)
+
+    def note(self) -> None:
+        """Let the studies see the epoch's tables. Again on resume, to the same end."""
+        for name, study in self.studies.items():
+            found = study.before_epoch and study.before_epoch(self.method, self.stream[self.at.task])
+            if found:
+                self.at.noted[name] = found
+
+    def observe(self, task: Task, scores: list[float]) -> None:
+        """Let the studies look at what the task has left. Their time is not counted as the method's."""
+        begun = time.monotonic()
+        seen = Seen(self.method, task, scores, self.config.measure.map_foreign_types_to_O, self.at.noted)
+        for name, study in self.studies.items():
+            self.show((task.index + 1) / len(self.stream), f"task {task.index + 1}/{len(self.stream)} {name}")
+            self.results.studies.setdefault(name, []).append(study.observe(seen))
+        self.clock += time.monotonic() - begun
+
+    def findings(self) -> dict[str, Any]:
+        """What the studies have found in the whole run: studies.json."""
+        records = self.results.studies
+        return {n: study.findings(records[n], self.stream, self.config) for n, study in self.studies.items()}
 
     def measure_transfer(self, task: Task) -> None:
         """Forward transfer, before a task is learned."""

@@ -20,7 +20,7 @@ from rich.text import Text
 from bace.errors import DataError
 
 # Settings that name a run rather than define it; seeds of one experiment may differ in them.
-BOOKKEEPING = frozenset({"seed", "out", "folder", "resume", "progress", "verbose"})
+BOOKKEEPING = frozenset({"seed", "studies", "out", "folder", "resume", "progress", "verbose"})
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Run:
     matrix: tuple[tuple[float, ...], ...]  # row t holds a[t][1..t]: the lower triangle
     metrics: Metrics | None
     epochs: tuple[Epoch, ...]
+    studies: dict[str, Any] = field(default_factory=dict)  # by name: what studies.json holds
 
 
 @dataclass(frozen=True)
@@ -320,6 +321,7 @@ def _load_run(folder: Path) -> Run:
         matrix=matrix,
         metrics=_metrics(folder / "metrics.json", len(tasks)) if finished else None,
         epochs=_epochs(folder / "log.jsonl", len(tasks)) if finished else (),
+        studies=_object(folder / "studies.json") if (folder / "studies.json").exists() else {},
     )
 
 
