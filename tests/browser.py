@@ -4,6 +4,7 @@ import base64
 import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium")
+PATIENCE = 60  # seconds
 
 
 class Page:
     """One tab. `complaints` collects errors and warnings of the console, and what the page failed to load."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
-        self.to_browser, self.answers = to_browser, os.fdopen(from_browser, "rb", closefd=False)
+        self.to_browser, self.from_browser, self.unread = to_browser, from_browser, b""
         self.number, self.session = 0, ""
         self.complaints: list[str] = []
         self.loaded = False
@@ -43,10 +45,12 @@ class Page:
 
     def read(self) -> dict[str, Any]:
         """The next message; events are noted on the way."""
-        text = bytearray()
-        while (byte := self.answers.read(1)) != b"\0":
-            assert byte, "the browser has gone"
-            text += byte
+        parts = [self.unread]
+        while b"\0" not in parts[-1]:
+            assert select.select([self.from_browser], [], [], PATIENCE)[0], "the browser does not answer"
+            parts.append(os.read(self.from_browser, 1 << 16))
+            assert parts[-1], "the browser has gone"
+        text, _, self.unread = b"".join(parts).partition(b"\0")
         message: dict[str, Any] = json.loads(text)
         about = message.get("params", {})
         if message.get("method") == "Runtime.exceptionThrown":
