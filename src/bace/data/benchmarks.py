@@ -13,7 +13,8 @@ from bace.data.corpora import ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Shar
 from bace.data.digits import load_digits
 from bace.data.entities import tokenize_sentences
 from bace.data.images import Images
-from bace.data.sources import Table, read
+from bace.data.pictures import Pictures, decode_pictures
+from bace.data.sources import Inputs, Table, read
 from bace.data.texts import load_tokenizer, tokenize_texts
 from bace.errors import ConfigError, DataError, nearest
 from bace.models.encoders import Encoder, ImageEncoder, backbone_path
@@ -39,6 +40,7 @@ class Cut:
         val_fraction: share of each class's training examples (of a task's sentences) held out for validation.
         augment: random crops (and flips) in training.
         flip: mirror pictures at random; off for digits and letters.
+        image_size: side of the squares as which pictures are kept; default: as they are if all have one size, else 256.
         max_length: longest text in tokens; longer texts are cut, longer sentences are windowed.
         input_column: of a table, if not found by itself.
         label_column: of a table, if not found by itself.
@@ -56,6 +58,7 @@ class Cut:
     val_fraction: float = 0.0
     augment: bool = True
     flip: bool = True
+    image_size: int | None = None
     max_length: int = 128
     input_column: str | None = None
     label_column: str | None = None
@@ -207,10 +210,7 @@ def make_examples(
             raise ConfigError(
                 f"backbone '{backbone}' takes pictures of {encoder.channels} channels: choose one that takes 3 (colour)"
             )
-        shapes = {tuple(table.inputs.shape[1:]) for table in tables if len(table)}  # type: ignore[union-attr]
-        if len(shapes) > 1:
-            raise DataError(f"pictures of different shapes in one stream: {sorted(shapes)}; give them one size")
-        pixels = torch.cat([table.inputs for table in tables])  # type: ignore[misc]
+        pixels = all_pixels([table.inputs for table in tables if len(table)], cut.image_size)
         stored = min(pixels.shape[-2:])
         images = Images(
             pixels,
@@ -224,7 +224,7 @@ def make_examples(
         )
         return images, [len(table) for table in tables]
     tokenizer = load_tokenizer(str(backbone_path(backbone)))
-    inputs: list[Any] = [example for table in tables for example in table.inputs]
+    inputs: list[Any] = [example for table in tables for example in table.inputs]  # type: ignore[union-attr]
     if modality == "text":
         return tokenize_texts(inputs, tokenizer, cut.max_length), [len(table) for table in tables]
     entities, windows = tokenize_sentences(inputs, tokenizer, cut.max_length)
@@ -233,6 +233,17 @@ def make_examples(
         counts.append(sum(len(window) for window in windows[first : first + len(table)]))
         first += len(table)
     return entities, counts
+
+
+def all_pixels(inputs: Sequence[Inputs], image_size: int | None) -> Tensor:  # (examples, channels, height, width)
+    """The pictures of all tables, one after the other."""
+    if promised := [pictures for pictures in inputs if isinstance(pictures, Pictures)]:
+        return decode_pictures(promised, image_size)
+    tensors = [pixels for pixels in inputs if isinstance(pixels, Tensor)]
+    shapes = {tuple(pixels.shape[1:]) for pixels in tensors}
+    if len(shapes) > 1:
+        raise DataError(f"pictures of different shapes in one stream: {sorted(shapes)}; give them one size")
+    return torch.cat(tensors)
 
 
 def class_names(modality: Modality, classes: list[list[str]]) -> list[str]:
