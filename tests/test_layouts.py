@@ -43,11 +43,17 @@ def python2_pickle(data: np.ndarray, labels: list[int], key: bytes = b"labels") 
     )
 
 
-def write_cifar10(folder: Path, protocol: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Two batches of two pictures and a test batch of one; protocol None is Python 2's."""
-    train, test = pictures(4, 3072), pictures(1, 3072, seed=1)
+def write_cifar10(
+    folder: Path, protocol: int | None, test_labels: tuple[int, ...] = (2,)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two batches of two pictures and a test batch; protocol None is Python 2's."""
+    train, test = pictures(4, 3072), pictures(len(test_labels), 3072, seed=1)
     folder.mkdir(parents=True)
-    batches = {"data_batch_1": (train[:2], [1, 0]), "data_batch_2": (train[2:], [1, 2]), "test_batch": (test, [2])}
+    batches = {
+        "data_batch_1": (train[:2], [1, 0]),
+        "data_batch_2": (train[2:], [1, 2]),
+        "test_batch": (test, list(test_labels)),
+    }
     for name, (data, labels) in batches.items():
         new = {"data": data, "labels": labels, "filenames": ["a.png"] * len(labels)}
         content = python2_pickle(data, labels) if protocol is None else pickle.dumps(new, protocol)

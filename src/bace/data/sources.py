@@ -6,7 +6,7 @@ Every source ends as a `Table`. Pictures are decoded here, once, into one uint8 
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -48,12 +48,14 @@ class Table:
     labels: the class name of each example; for tokens the IOB2 tag of each word.
     names:  class names in the source's own order (sorted where it has none; whole numbers by value). For tokens the
             entity types, without B-, I- and O. A name may have no example here.
+    mirror: whether a mirrored picture still shows its class; letters and digits do not.
     """
 
     modality: Modality
     inputs: Inputs
     labels: list[str] | list[list[str]]
     names: list[str]
+    mirror: bool = True
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels):
@@ -76,7 +78,7 @@ class Table:
         else:
             inputs = cast("list[str] | list[list[str]]", [self.inputs[i] for i in rows])
         labels = cast("list[str] | list[list[str]]", [self.labels[i] for i in rows])
-        return Table(self.modality, inputs, labels, self.names)
+        return replace(self, inputs=inputs, labels=labels)
 
 
 def read(
@@ -124,10 +126,10 @@ def read(
     labels: list[str] | list[list[str]]
     if modality == "token":
         labels, names = _tags(values, names, raw.where)
-        rows = _first_of_each([{tag[2:] for tag in tags} for tags in labels], limit_per_class)
+        rows = first_of_each([{tag[2:] for tag in tags} for tags in labels], limit_per_class)
     else:
         labels, names = _classes(values, names, raw.where)
-        rows = _first_of_each([{label} for label in labels], limit_per_class)
+        rows = first_of_each([{label} for label in labels], limit_per_class)
     if not rows:
         raise DataError(f"{source}: the split '{split}' has no examples.")
     labels = cast("list[str] | list[list[str]]", [labels[i] for i in rows])
@@ -152,6 +154,28 @@ def read(
         _check_lengths(inputs, cast("list[list[str]]", labels), where)
     table = Table(modality, inputs, labels, names)
     return table if all(labels) else table.take([i for i, tags in enumerate(labels) if tags])
+
+
+def count(
+    source: str | Path,
+    *,
+    split: str = "train",
+    modality: Modality | None = None,
+    input_column: str | Sequence[str] | None = None,
+    label_column: str | None = None,
+    label_names: Sequence[str] | None = None,
+) -> tuple[int, int]:
+    """How many examples and how many classes (entity types) a split has, without reading the examples. The classes are
+    those that the source names; if it names none, those that have an example."""
+    raw = open_source(source, split, modality)
+    modality, _, label_column = _choose_columns(raw, modality, input_column, label_column)
+    names = label_names or raw.class_names.get(label_column)
+    if names is None:
+        values = (value for (value,) in raw.values([label_column], range(raw.count)))
+        names = list({str(name) for value in values for name in (value if modality == "token" else [value])})
+    if modality == "token":
+        names = list({name[2:] for name in names if name != "O"})
+    return raw.count, len(names)
 
 
 def from_arrays(
@@ -371,7 +395,7 @@ def _in_order(names: Iterable[str]) -> list[str]:
     return sorted(unique)
 
 
-def _first_of_each(kinds: Sequence[set[str]], limit: int | None) -> list[int]:
+def first_of_each(kinds: Sequence[set[str]], limit: int | None) -> list[int]:
     """The rows, in order, that have a kind of which fewer than `limit` rows came before."""
     if limit is None:
         return list(range(len(kinds)))
