@@ -135,7 +135,7 @@ def test_the_five_datasets_are_five_tasks_of_one_size_in_the_papers_order(five: 
     names = ["svhn.0", "mnist.0", "cifar10.plane", "notmnist.A", "fashion_mnist.T - shirt / top"]
     assert [stream.names[task.classes[0]] for task in stream] == names
     assert [(len(task.train), len(task.test)) for task in stream] == [(10, 10), (4, 4), (4, 3), (4, 4), (10, 10)]
-    assert stream.data.pixels.shape == (57, 3, 32, 32)
+    assert stream.data.pixels.shape == (63, 3, 32, 32)
     with Image.open(five / "notmnist" / "notMNIST" / "Train" / "B" / "1.png") as letter:
         larger = np.asarray(letter.resize((32, 32), Image.Resampling.BICUBIC)).copy()
     assert torch.equal(stream.data.pixels[stream[3].train[3]], torch.from_numpy(larger).permute(2, 0, 1))
@@ -149,8 +149,8 @@ def test_digits_and_letters_are_never_mirrored_but_the_others_are(five: Path, ti
     stream = make_stream(parts, cut, encoder, "", 0)
     for task, mirrored in zip(stream, [False, False, True, False, True], strict=True):
         assert stream.data.flip[torch.cat([task.train, task.test])].unique().tolist() == [mirrored]
-    seen = stream.data.inputs(torch.arange(57), MIRRORED, torch.device("cpu"))["pixel_values"]
-    clean = stream.data.inputs(torch.arange(57), None, torch.device("cpu"))["pixel_values"]
+    seen = stream.data.inputs(torch.arange(63), MIRRORED, torch.device("cpu"))["pixel_values"]
+    clean = stream.data.inputs(torch.arange(63), None, torch.device("cpu"))["pixel_values"]
     for task, mirrored in zip(stream, [False, False, True, False, True], strict=True):
         expected = clean[task.train].flip(3) if mirrored else clean[task.train]
         torch.testing.assert_close(seen[task.train], expected)

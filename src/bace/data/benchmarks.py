@@ -21,7 +21,8 @@ from bace.data.readers import has_split
 from bace.data.sources import Inputs, Table, first_of_each, read
 from bace.data.texts import load_tokenizer, tokenize_texts
 from bace.errors import ConfigError, DataError, nearest
-from bace.models.encoders import Encoder, ImageEncoder, backbone_path
+from bace.models.backbones import backbone_path
+from bace.models.encoders import Encoder, ImageEncoder
 from bace.randomness import generator
 from bace.stream import Examples, Modality, Stream, Task
 
