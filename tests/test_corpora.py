@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bace.data.benchmarks import Cut, find_benchmark
-from bace.data.corpora import ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate
+from bace.data.corpora import CIFAR100, ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate
 from bace.errors import ConfigError, DataError
 
 
@@ -63,6 +63,19 @@ def test_a_corpus_is_taken_from_its_folder_then_from_the_hub(tmp_path: Path, mon
     assert locate(corpus, str(tmp_path)) == tmp_path / "ag_news"
     monkeypatch.setenv("BACE_DATA", str(tmp_path))
     assert locate(corpus, None) == tmp_path / "ag_news"
+
+
+def test_a_set_alone_may_be_named_by_its_own_folder_which_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data" / "cifar100").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setenv("BACE_DATA", str(tmp_path / "data"))
+    assert locate(CIFAR100, None, alone=True) == tmp_path / "data" / "cifar100"
+    assert locate(CIFAR100, str(tmp_path / "mine"), alone=True) == tmp_path / "mine"
+    assert locate(CIFAR100, "someone/cifar", alone=True) == "someone/cifar"
+    (tmp_path / "mine" / "cifar-100-python").mkdir()  # as the archive makes it
+    assert locate(CIFAR100, str(tmp_path / "mine"), alone=True) == tmp_path / "mine" / "cifar-100-python"
+    (tmp_path / "data" / "cifar100" / "cifar-100-python").mkdir()
+    assert locate(CIFAR100, None) == tmp_path / "data" / "cifar100" / "cifar-100-python"
 
 
 def test_the_papers_topics_are_22_classes_in_five_tasks() -> None:

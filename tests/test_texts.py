@@ -12,7 +12,7 @@ from torch import Tensor
 from bace.data.entities import Entities, Span, joined, spans, split_words, tokenize_sentences
 from bace.data.texts import Texts, flat, load_tokenizer, tokenize_texts
 from bace.errors import ConfigError, DataError
-from bace.models.encoders import backbone_path
+from bace.models.backbones import backbone_path
 
 CPU = torch.device("cpu")
 PAD, UNK, CLS, SEP = 0, 1, 2, 3

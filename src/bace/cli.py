@@ -1,4 +1,4 @@
-"""The command line: bace demo | run | compare | report | list | predict."""
+"""The command line: bace demo | run | compare | report | list | check | predict."""
 
 import json
 import os
@@ -20,6 +20,9 @@ bace - class-incremental learning with pre-trained transformers
                                         several methods and seeds, one table and page; continues where it stopped
   bace report DIR... [--out FILE]       the table and page of finished runs
   bace list methods|benchmarks|backbones [--json]
+  bace check data [NAME] [--path DIR] [--json]
+                                        which public sets are here and complete, and how to get the others
+  bace check backbone NAME [--json]     load a backbone; its width, parameters, input and licence
   bace predict RUN FILES... [--json]    classes of pictures, or of the lines of text files; entities of the lines
 
   bace --version
@@ -41,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "compare": compare,
         "report": report,
         "list": list_command,
+        "check": check,
         "predict": predict,
     }
     if not {"", os.getcwd()} & set(sys.path):
@@ -198,6 +202,45 @@ def list_command(words: list[str]) -> None:
         print(json.dumps(rows, indent=2))
     else:
         print_rows(list(rows[0]), [[in_words(value) for value in row.values()] for row in rows])
+
+
+def check(words: list[str]) -> None:
+    options, rest = split_options(words, {"--json": 0, "--path": 1})
+    refuse([word for word in rest if word.startswith("-")], ["--json", "--path"])
+    kinds = {"data": check_data, "backbone": check_backbone}
+    if not rest or rest[0] not in kinds or len(rest) > 2:
+        wrong = f" not '{' '.join(rest)}'.{nearest(rest[0], kinds)}" if rest else ""
+        raise ConfigError(f"bace check takes `data [NAME]` or `backbone NAME`{',' if rest else '.'}{wrong}")
+    kinds[rest[0]](rest[1] if len(rest) > 1 else None, options)
+
+
+def check_data(name: str | None, options: dict[str, list[str]]) -> None:
+    from bace.data.checking import check, complain, sets_of
+
+    root = options.get("--path", [None])[0]
+    findings = [check(corpus, modality, root) for corpus, modality in sets_of(name)]
+    header = ["set", "status", "classes", "train", "test", "where, or how to get it"]
+    rows = [[found.corpus.folder, found.status, *found.numbers(), found.remark] for found in findings]
+    if "--json" in options:
+        print(json.dumps([dict(zip(("name", *header[1:5], "remark"), row, strict=True)) for row in rows], indent=2))
+    elif rows:
+        print_rows(header, rows)
+    else:
+        print(f"'{name}' needs no public set")
+    if name:
+        complain(findings, name)
+
+
+def check_backbone(name: str | None, options: dict[str, list[str]]) -> None:
+    if name is None or "--path" in options:
+        raise ConfigError("bace check backbone takes one name of `bace list backbones`, a folder, a file or a hub id")
+    from bace.models.encoders import describe_backbone
+
+    about = describe_backbone(name)
+    if "--json" in options:
+        print(json.dumps(about, indent=2))
+    else:
+        print_rows(["backbone", name], [[key, in_words(value)] for key, value in about.items()])
 
 
 def predict(words: list[str]) -> None:
