@@ -271,7 +271,7 @@ def least_helped(places: Sequence[Place], little: Sequence[str], much: Sequence[
 
 
 @dataclass(frozen=True)
-class Testable:
+class Encoded:
     """What must be true of the runs; `reading`: what of the claim is tested, where that is not all it says."""
 
     check: Among
@@ -279,19 +279,19 @@ class Testable:
 
 
 @dataclass(frozen=True)
-class NotTestable:
+class Untestable:
     reason: str
 
 
-def _claims() -> dict[str, Testable | NotTestable]:
+def _claims() -> dict[str, Encoded | Untestable]:
     """By id. Numbers such as 20 points are our readings of words such as 'large'."""
-    found: dict[str, Testable | NotTestable] = {}
+    found: dict[str, Encoded | Untestable] = {}
 
     def claim(number: int, *parts: Part | Iterable[Part], reading: str = "") -> None:
-        found[f"C{number:02d}"] = Testable(every(*parts), reading)
+        found[f"C{number:02d}"] = Encoded(every(*parts), reading)
 
     def not_testable(number: int, reason: str) -> None:
-        found[f"C{number:02d}"] = NotTestable(reason)
+        found[f"C{number:02d}"] = Untestable(reason)
 
     seq_er = ("SEQ", "ER")
     # -- probing and tracking
@@ -722,7 +722,7 @@ def evaluate(out: Path, scale: Scale) -> list[Evaluated]:
 
 def _evaluate(name: str, text: str, numbers: Callable[[Leaf], dict[int, float | None]]) -> Evaluated:
     about = CLAIMS[name]
-    if isinstance(about, NotTestable):
+    if isinstance(about, Untestable):
         return Evaluated(name, text, "not testable", (), (), None, (), about.reason)
     outcomes = {id(c): judge(c, numbers) for c in about.check.comparisons()}
     cells = {leaf[0].key: leaf[0] for c in about.check.comparisons() for leaf in c.quantity.leaves}
