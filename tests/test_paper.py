@@ -430,7 +430,7 @@ def vit_config(method: str, **changes: Any) -> Config:
     return Config(
         benchmark,
         {"name": method, **changes},
-        backbone=Backbone(name=catalogue.VIT),
+        backbone=Backbone(name="google/vit-base-patch16-224"),
         memory=MemoryBudget(size=100),
         train=Training(),
     )

@@ -1,4 +1,4 @@
-"""The command line: bace demo | run | compare | report | paper | list | predict."""
+"""The command line: bace demo | run | compare | report | list | predict."""
 
 import json
 import os

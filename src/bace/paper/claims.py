@@ -18,6 +18,7 @@ from bace.paper.catalogue import (
     ABLATIONS,
     CIFAR,
     DEITS,
+    ENTRIES,
     FIVE,
     HARD,
     HARD_METHODS,
@@ -846,20 +847,31 @@ def about_text(evaluated: Evaluated) -> str:
         count = sum(o.verdict == "supported" for o in evaluated.outcomes)
         parts.append(f"{count} of {size} comparisons supported; weakest: {outcome.text}")
     if evaluated.missing:
-        first = evaluated.missing[0]
         more = f" and {len(evaluated.missing) - 1} more" if len(evaluated.missing) > 1 else ""
-        parts.append(f"missing runs: {first}{more}")
+        ids = ", ".join(entries_with(evaluated.missing))
+        parts.append(f"missing runs: {evaluated.missing[0]}{more} (bace paper run {ids})")
     if evaluated.printed_against:
         more = f" and {len(evaluated.printed_against) - 1} more" if len(evaluated.printed_against) > 1 else ""
         parts.append(f"printed against it: {evaluated.printed_against[0]}{more}")
     if evaluated.note:
-        parts.append(evaluated.note)
+        parts.append(evaluated.note if evaluated.verdict == "not testable" else f"read as: {evaluated.note}")
     return ". ".join(parts)
+
+
+def entries_with(cells: Sequence[Cell]) -> list[str]:
+    """The entries to run for these cells: for each the smallest that has it."""
+    by_size = sorted(ENTRIES.values(), key=lambda entry: len(entry.cells()))
+    smallest: dict[object, str] = {}
+    for entry in by_size:
+        for cell in entry.cells():
+            smallest.setdefault(cell.key, entry.id)
+    return list(dict.fromkeys(smallest[cell.key] for cell in cells))
 
 
 def as_rows(verdicts: Sequence[Evaluated]) -> list[list[str]]:
     return [
-        [v.id, v.verdict, interval_text(v), printed_text(v), f"{v.claim} {about_text(v)}".strip()] for v in verdicts
+        [v.id, v.verdict, interval_text(v), printed_text(v), "\n".join(filter(None, (v.claim, about_text(v))))]
+        for v in verdicts
     ]
 
 
