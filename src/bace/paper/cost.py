@@ -8,9 +8,9 @@ the studies' passes over the training data. docs/paper.md explains the numbers.
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from bace.config import Config
-from bace.errors import BaceError
 from bace.paper.catalogue import rows_of
 
 # F for each new example and epoch once there is a memory, with as many replayed as new ones: spec/bace.md 9.1 and the
@@ -19,7 +19,7 @@ PASSES: dict[str, float] = {
     "SEQ": 3, "MTL": 3, "EWC": 3, "HAT": 3, "OWM": 3, "LwF": 4, "L2P": 4, "MEMO": 4, "Sparse-ER": 4, "MBPA": 4,
     "MBPA++": 4, "ER": 6, "IL2M": 6, "A-GEM": 6, "MORE": 6, "ROW": 6, "BiC": 8, "LUCIR": 8, "PODNet": 8, "iCaRL": 8,
     "CLS-ER": 8, "EEIL": 12, "DER++": 9, "IDBR": 8, "ExtendNER": 8, "CFNER": 12, "HAL": 12, "Co2L": 16, "PASS": 16,
-    "GD": 16, "FOSTER": 18, "BEEF": 20, "DDE": 28, "SLDA": 1, "GDumb": 3,
+    "GD": 16, "FOSTER": 18, "BEEF": 20, "DDE": 28,
 }  # fmt: skip
 # whole networks beside the one that is trained: teachers, averages
 COPIES: dict[str, float] = {
@@ -41,6 +41,13 @@ CORPORA = {  # classes, training and test examples; of sentences, about
     "topics-desk": (36, 36 * 28_000, 36 * 2_000),
     "entities": (62, 158_000, 27_000),
     "entities-desk": (45, 30_000, 10_000),
+}
+SHAPES = {  # width and depth of the paper's backbones, by the short names of `bace list backbones`
+    "vit-b16": (768, 12),
+    "vit-b16-in21k": (768, 12),
+    "deit-small-611": (384, 12),
+    "vit-tiny": (192, 12),
+    "bert-base-cased": (768, 12),
 }
 ACTIVATIONS = 18  # numbers kept for the backward pass, per token, layer and unit of width
 EFFICIENCY = 0.5  # of a large matrix product's speed that training reaches
@@ -71,8 +78,10 @@ def estimate(config: Config, steps: int) -> Cost | None:
     if name == "MTL":  # all data so far at every task, or once
         rounds = 1.0 if config.method.get("only_last") else (steps + 1) / 2
         learning = 3 * train * epochs * rounds
-    elif name == "SLDA":
+    elif name == "SLDA":  # one pass, no gradient
         learning = float(train)
+    elif name == "GDumb":  # from the start after every task, on the memory alone
+        learning = 3.0 * config.memory.size * float(str(config.method.get("passes", 128))) * steps
     else:
         replays = bool(config.memory.size or config.memory.per_class)
         learning = train * epochs * (3 * (1 - later) + passes_of(config, replays) * later)
@@ -131,26 +140,22 @@ def _printed_sizes() -> dict[str, tuple[int, int, int]]:
 
 def shape_of(config: Config) -> tuple[int, int, int] | None:
     """Width, depth and tokens of the encoder, without loading it."""
-    from bace.models.encoders import backbone_path, known_backbones
+    from bace.models.encoders import known_backbones
 
     name = config.backbone.name
-    found = next((b for b in known_backbones() if str(b["name"]) in (name, f"google-bert/{name}")), {})
+    shapes = {str(b["name"]): (int(b["width"]), int(b["depth"])) for b in known_backbones()} | SHAPES
     about: dict[str, int] = {}
-    try:
-        if not found:
-            about = json.loads((backbone_path(name) / "config.json").read_text())
-    except (BaceError, OSError, ValueError):
-        return None
-    width = int(found.get("width", 0)) or about.get("hidden_size", 0)
-    depth = int(found.get("depth", 0)) or about.get("num_hidden_layers", 0)
+    local = Path(name).expanduser() / "config.json"
+    if local.exists():
+        about = json.loads(local.read_text())
+        shapes[name] = about.get("hidden_size", 0), about.get("num_hidden_layers", 0)
+    width, depth = shapes.get(name, (0, 0))
     if not width or not depth:
         return None
-    text = (found.get("modality") or ("image" if "patch_size" in about else "text")) == "text"
-    if text:  # texts are shorter than the longest: about half
-        return width, depth, int(str(config.benchmark["max_length"])) // 2
+    if str(config.benchmark["name"]) in CORPORA:
+        return width, depth, int(str(config.benchmark["max_length"])) // 2  # texts are shorter than the longest
     side = config.backbone.image_size or about.get("image_size", 224)
-    patch = about.get("patch_size", 14 if "dinov2" in name else 16)
-    return width, depth, (side // patch) ** 2 + 1
+    return width, depth, (side // about.get("patch_size", 16)) ** 2 + 1
 
 
 def measured_gflops(device: str) -> float:
