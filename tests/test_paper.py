@@ -275,6 +275,7 @@ def test_a_table_is_run_continued_and_shown(capsys: pytest.CaptureFixture[str], 
     folders = [cell.folder(tmp_path, "full", 0) for cell in small.cells()]
     first = {folder: json.loads((folder / "metrics.json").read_text()) for folder in folders}
     assert re.search(r"10 +BaCE +1 +\d", shown)
+    assert "Table 0: a small table" in (tmp_path / "full" / "small.html").read_text()
 
     # a finished cell is skipped, one that was stopped is resumed to the same numbers
     untouched = (folders[0] / "metrics.json").stat().st_mtime_ns
