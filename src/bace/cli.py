@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ bace - class-incremental learning with pre-trained transformers
   bace compare --method M M ... [--seeds N] [settings]
                                         several methods and seeds, one table and page; continues where it stopped
   bace report DIR... [--out FILE]       the table and page of finished runs
+  bace paper list|run|show|claims       the paper's tables, figures and claims, with your numbers beside the printed
   bace list methods|benchmarks|backbones [--json]
   bace check data [NAME] [--path DIR] [--json]
                                         which public sets are here and complete, and how to get the others
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "run": run_command,
         "compare": compare,
         "report": report,
+        "paper": paper,
         "list": list_command,
         "check": check,
         "predict": predict,
@@ -127,7 +128,8 @@ def demo(words: list[str]) -> None:
 
 def compare(words: list[str]) -> None:
     options, flags = split_options(words, {"--out": 1, "--config": 1, "--seeds": 1, "--seed": 1, "--method": -1})
-    from bace.settings import config_from, flag_values, flatten, read_yaml
+    from bace.comparing import folder_name, run_or_continue
+    from bace.settings import config_from, flag_values, flatten, method_label, read_yaml
 
     given = flatten(read_yaml(options["--config"][0]) if "--config" in options else {})
     benchmark = {**given, **flag_values(flags)}.get("benchmark.name", "digits")
@@ -142,29 +144,15 @@ def compare(words: list[str]) -> None:
         asked = methods_asked(["all"], benchmark)
     given = {key: value for key, value in given.items() if not key.startswith("method.")}
     configs = [  # every configuration is checked before the first run starts
-        (name, seed, config_from({**given, "method": {"name": name, **changes}, "seed": seed}, flags))
+        config_from({**given, "method": {"name": name, **changes}, "seed": seed}, flags)
         for seed in range(first, first + seeds)
         for name, changes in asked
     ]
-    folders = [run_or_continue(out, name, seed, config) for name, seed, config in configs]
+    folders = []
+    for config in configs:
+        label = method_label(config.method)
+        folders.append(run_or_continue(out / f"{folder_name(label)}-seed{config.seed}", label, config))
     show_report(folders, out / "report.html", ranked="--method" not in options or "all" in options["--method"])
-
-
-def run_or_continue(out: Path, name: str, seed: int, config: Any) -> Path:
-    """One cell of a comparison: skipped if finished, resumed if begun; refused if it was begun with other settings."""
-    from bace.progress import bar
-    from bace.runner import read_config, run
-    from bace.settings import method_label
-
-    label = method_label(config.method)
-    folder = out / f"{re.sub(r'[^A-Za-z0-9.=+-]+', '-', label).strip('-')}-seed{seed}"
-    begun = (folder / "run.json").exists()
-    if begun and read_config(folder) != config:
-        raise ConfigError(f"'{folder}' holds a run with other settings: choose another --out")
-    if not (folder / "metrics.json").exists():
-        with bar(f"{label}, seed {seed}") as show:
-            run(resume=folder, show=show) if begun else run(config, out=folder, show=show)
-    return folder
 
 
 def report(words: list[str]) -> None:
@@ -173,6 +161,12 @@ def report(words: list[str]) -> None:
     if not folders:
         raise ConfigError("bace report needs at least one run folder")
     show_report([Path(folder) for folder in folders], Path(options.get("--out", ["report.html"])[0]))
+
+
+def paper(words: list[str]) -> None:
+    from bace.paper.command import paper_command
+
+    paper_command(words)
 
 
 def show_report(folders: list[Path], page: Path, *, ranked: bool = False) -> None:
@@ -296,30 +290,14 @@ def int_option(options: dict[str, list[str]], name: str, default: int, least: in
 
 def methods_asked(words: list[str], benchmark: object) -> list[tuple[str, dict[str, Any]]]:
     """`all`, or names with changes: BaCE "BaCE(W0=1, alpha=0)"."""
-    import yaml
-
+    from bace.comparing import parse_method
     from bace.data.benchmarks import find_benchmark
     from bace.methods import METHODS
 
     if words == ["all"]:
         modality = find_benchmark(str(benchmark)).modality
         return [(method.title, {}) for method in METHODS if modality in method.modalities]
-    asked = []
-    for word in words:
-        match = re.fullmatch(r"([^()]+?)\s*(?:\((.*)\))?", word)
-        if not match:
-            raise ConfigError(f"method '{word}' cannot be read: write BaCE or 'BaCE(W0=1, alpha=0)'")
-        changes = {}
-        for change in filter(None, re.split(r",\s*(?![^\[]*\])", match[2] or "")):  # commas outside of [...]
-            key, equals, value = change.partition("=")
-            try:
-                changes[key.strip()] = yaml.safe_load(value)
-            except yaml.YAMLError:
-                equals = ""
-            if not equals:
-                raise ConfigError(f"'{change}' in method '{word}' is not of the form setting=value")
-        asked.append((match[1], changes))
-    return asked
+    return [parse_method(word) for word in words]
 
 
 def print_settings(given: dict[str, Any], flags: list[str]) -> None:

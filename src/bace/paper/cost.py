@@ -1,0 +1,173 @@
+"""What a run will cost, before it is started: passes, hours and memory, estimated from counts.
+
+An estimate, good to a factor of about two. Unit: one forward pass of one example, F; a backward pass costs 2 F. Counted
+are the training passes (examples x epochs x passes of the method for each new example), the tests after every task and
+the studies' passes over the training data. docs/paper.md explains the numbers.
+"""
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bace.config import Config
+from bace.paper.catalogue import rows_of
+
+# F for each new example and epoch once there is a memory, with as many replayed as new ones: spec/bace.md 9.1 and the
+# methods' cards. FOSTER, BEEF, GD, EEIL: all stages, spread over the epochs of one.
+PASSES: dict[str, float] = {
+    "SEQ": 3, "MTL": 3, "EWC": 3, "HAT": 3, "OWM": 3, "LwF": 4, "L2P": 4, "MEMO": 4, "Sparse-ER": 4, "MBPA": 4,
+    "MBPA++": 4, "ER": 6, "IL2M": 6, "A-GEM": 6, "MORE": 6, "ROW": 6, "BiC": 8, "LUCIR": 8, "PODNet": 8, "iCaRL": 8,
+    "CLS-ER": 8, "EEIL": 12, "DER++": 9, "IDBR": 8, "ExtendNER": 8, "CFNER": 12, "HAL": 12, "Co2L": 16, "PASS": 16,
+    "GD": 16, "FOSTER": 18, "BEEF": 20, "DDE": 28,
+}  # fmt: skip
+# whole networks beside the one that is trained: teachers, averages
+COPIES: dict[str, float] = {
+    "LwF": 1, "BiC": 1, "LUCIR": 1, "PODNet": 1, "iCaRL": 1, "DDE": 1, "EEIL": 2, "GD": 2, "CLS-ER": 2, "FOSTER": 2,
+    "BaCE": 1, "PASS": 1, "Co2L": 1, "HAL": 1, "IDBR": 1, "ExtendNER": 1, "CFNER": 1, "L2P": 1, "EWC": 2,
+}  # fmt: skip
+SEVERAL = {"five-datasets": ("SVHN", "MNIST", "CIFAR-10", "Not-MNIST", "Fashion-MNIST")}
+PRINTED = {
+    "cifar100": "CIFAR-100",
+    "cifar10": "CIFAR-10",
+    "tiny-imagenet": "Tiny-ImageNet",
+    "imagenet-r": "ImageNet-R",
+    "objectnet": "ObjectNet",
+    "omnibenchmark": "OmniBenchmark",
+    "vtab": "VTAB",
+}
+CORPORA = {  # classes, training and test examples; of sentences, about
+    "topics": (22, 22 * 28_000, 22 * 2_000 - 400),
+    "topics-desk": (36, 36 * 28_000, 36 * 2_000),
+    "entities": (62, 158_000, 27_000),
+    "entities-desk": (45, 30_000, 10_000),
+}
+SHAPES = {  # width and depth of the paper's backbones, by the short names of `bace list backbones`
+    "vit-b16": (768, 12),
+    "vit-b16-in21k": (768, 12),
+    "deit-small-611": (384, 12),
+    "vit-tiny": (192, 12),
+    "bert-base-cased": (768, 12),
+}
+ACTIVATIONS = 18  # numbers kept for the backward pass, per token, layer and unit of width
+EFFICIENCY = 0.5  # of a large matrix product's speed that training reaches
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run: forward passes (a backward pass counts as two), floating-point operations, bytes."""
+
+    passes: float
+    flop: float
+    memory: float
+
+    def hours(self, gflops: float) -> float:
+        return self.flop / gflops / 1e9 / 3600
+
+
+def estimate(config: Config, steps: int) -> Cost | None:
+    """The cost of a run; None if the benchmark's size or the backbone's shape is not known."""
+    size, shape = data_size(config), shape_of(config)
+    if size is None or shape is None:
+        return None
+    train, test = size
+    width, depth, tokens = shape
+    name = str(config.method["name"])
+    later = (steps - 1) / steps  # of the examples: those that come after the first task
+    epochs = config.train.epochs
+    if name == "MTL":  # all data so far at every task, or once
+        rounds = 1.0 if config.method.get("only_last") else (steps + 1) / 2
+        learning = 3 * train * epochs * rounds
+    elif name == "SLDA":  # one pass, no gradient
+        learning = float(train)
+    elif name == "GDumb":  # from the start after every task, on the memory alone
+        learning = 3.0 * config.memory.size * float(str(config.method.get("passes", 128))) * steps
+    else:
+        replays = bool(config.memory.size or config.memory.per_class)
+        learning = train * epochs * (3 * (1 - later) + passes_of(config, replays) * later)
+    seen = (steps + 1) / 2  # tests and studies after each task are over all tasks so far
+    studies = getattr(config, "studies", ())
+    looking = train * seen if {"probing", "tracking"} & set(studies) else 0.0
+    passes = learning + test * seen + looking
+    per_pass = tokens * depth * (24 * width**2 + 4 * tokens * width)
+    weights = 12 * depth * width**2
+    optimiser = 2 if config.train.optimiser == "adamw" else 1
+    held = weights * (2 + optimiser + COPIES.get(name, 0)) + (steps - 1) * weights * (name == "BEEF")
+    activations = ACTIVATIONS * tokens * width * depth * config.train.batch_size
+    return Cost(passes, passes * per_pass, 4 * (held + activations))
+
+
+def passes_of(config: Config, replays: bool) -> float:
+    """F for each new example and epoch, after the first task."""
+    name, own = str(config.method["name"]), config.method
+    if name == "BaCE":  # with the speed-ups that are always on: one teacher pass an epoch serves both terms
+        neighbours = float(str(own.get("K", 5))) if own.get("W0", 0.95) != 1 else 0.0
+        teacher = 1 if neighbours or own.get("alpha", 1.0) != 0 else 0
+        return (3 + 4 * replays) + teacher + neighbours * (3 if own.get("neighbor_grad") else 1)
+    found = PASSES.get(name, 6)
+    return found if replays or found < 6 else found / 2
+
+
+def data_size(config: Config) -> tuple[int, int] | None:
+    """Training and test examples of a benchmark."""
+    full_name = str(config.benchmark["name"])
+    name = full_name.removesuffix("-desk")
+    if full_name in CORPORA:
+        classes, train, test = CORPORA[full_name]
+    elif name in PRINTED or name in SEVERAL:
+        sizes = _printed_sizes()
+        own = [sizes[part] for part in SEVERAL.get(name, (PRINTED.get(name, ""),))]
+        classes, train, test = (sum(numbers) for numbers in zip(*own, strict=True))
+    else:
+        return None
+    tasks = 5  # only corpora are cut by task
+    per_class = [config.benchmark.get(key) for key in ("train_per_class", "test_per_class")]
+    per_task = [config.benchmark.get(key) for key in ("train_per_task", "test_per_task")]
+    found = []
+    for all_of_it, a_class, a_task in zip((train, test), per_class, per_task, strict=True):
+        limits = [limit * n for limit, n in ((a_class, classes), (a_task, tasks)) if isinstance(limit, int)]
+        found.append(min([all_of_it, *limits]))
+    return found[0], found[1]
+
+
+def _printed_sizes() -> dict[str, tuple[int, int, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for row in rows_of("published.csv"):
+        if row["table"] == "datasets":
+            found.setdefault(row["dataset"], {})[row["metric"]] = int(row["mean"])
+    return {name: (n["n_classes"], n["n_train"], n["n_test"]) for name, n in found.items()}
+
+
+def shape_of(config: Config) -> tuple[int, int, int] | None:
+    """Width, depth and tokens of the encoder, without loading it."""
+    from bace.models.encoders import known_backbones
+
+    name = config.backbone.name
+    shapes = {str(b["name"]): (int(b["width"]), int(b["depth"])) for b in known_backbones()} | SHAPES
+    about: dict[str, int] = {}
+    local = Path(name).expanduser() / "config.json"
+    if local.exists():
+        about = json.loads(local.read_text())
+        shapes[name] = about.get("hidden_size", 0), about.get("num_hidden_layers", 0)
+    width, depth = shapes.get(name, (0, 0))
+    if not width or not depth:
+        return None
+    if str(config.benchmark["name"]) in CORPORA:
+        return width, depth, int(str(config.benchmark["max_length"])) // 2  # texts are shorter than the longest
+    side = config.backbone.image_size or about.get("image_size", 224)
+    return width, depth, (side // about.get("patch_size", 16)) ** 2 + 1
+
+
+def measured_gflops(device: str) -> float:
+    """What training may reach here: half the speed of a product of matrices as large as a transformer's, the fastest of
+    a fifth of a second's (others may be using the machine)."""
+    import torch
+
+    a, b = torch.ones(1024, 768, device=device), torch.ones(768, 3072, device=device)
+    fastest, start = math.inf, time.perf_counter()
+    while time.perf_counter() - start < 0.2:
+        begun = time.perf_counter()
+        float((a @ b)[0, 0])  # waits for the device
+        fastest = min(fastest, time.perf_counter() - begun)
+    return EFFICIENCY * 2 * 1024 * 768 * 3072 / fastest / 1e9
