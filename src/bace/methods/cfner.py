@@ -119,7 +119,10 @@ class CFNER(ExtendNER):
             index, distance = nearest(features, self.top_k, labels=entity[anchor], among="same")
             weights = neighbour_log_weights(distance, 0.5, uniform=True)  # half, and half divided equally
             anchors = rows[anchor]
-            self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights)
+            self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights, distance)
+
+    def epoch_table(self) -> NeighbourTable | None:
+        return self.table
 
     def joint(self, logits: Tensor, log_old: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """log (p + q)/2 in place of the logits, q the mean prediction of the neighbours, which carries no gradient: of

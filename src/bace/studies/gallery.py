@@ -19,7 +19,7 @@ from bace.data.entities import Entities
 from bace.data.images import Images
 from bace.data.texts import Texts, load_tokenizer
 from bace.method import Method
-from bace.models.encoders import backbone_path
+from bace.models.backbones import backbone_path
 from bace.neighbours import nearest
 from bace.randomness import generator
 from bace.stream import Stream, Task
