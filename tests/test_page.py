@@ -181,13 +181,14 @@ def test_published_numbers_stand_beside_ours_with_the_difference(tmp_path: Path)
 
 
 def test_passes_and_memory_are_drawn_where_they_were_recorded(tmp_path: Path) -> None:
-    write_run(tmp_path / "0", seed=0, passes=1000, peak_memory_mb=300.0)
-    write_run(tmp_path / "1", seed=1, passes=3000, peak_memory_mb=310.0)
+    write_run(tmp_path / "0", seed=0, passes=1000, peak_memory_mb=300.0, kept=[1_000_000, 3_000_000, 2_000_000])
+    write_run(tmp_path / "1", seed=1, passes=3000, peak_memory_mb=310.0, kept=[1_000_000, 4_000_000, 5_000_000])
     write_run(tmp_path / "2", "SEQ")
     figures = figures_of(write_page(load_runs([tmp_path]), tmp_path / "page.html"))
     assert [trace["x"] for trace in figures["benchmark-0-cost"]["data"]] == [[12.0], [12.0]]
     assert [trace["x"] for trace in figures["benchmark-0-cost-passes"]["data"]] == [[2000.0]]
     assert [trace["x"] for trace in figures["benchmark-0-cost-peak-memory-mb"]["data"]] == [[305.0]]
+    assert [trace["x"] for trace in figures["benchmark-0-cost-kept-mb"]["data"]] == [[4.0]]
 
 
 def test_scores_are_called_what_the_runs_call_them(tmp_path: Path) -> None:

@@ -27,11 +27,12 @@ COLUMNS = (
 )
 
 
-# What a run costs: the name in metrics.json, the unit, and what it is.
+# What a run costs: the name in `Metrics`, for the reader, the unit, and what it is.
 COSTS = (
-    ("seconds", "seconds", "wall-clock time of a whole run"),
-    ("passes", "passes", "examples sent through a network"),
-    ("peak_memory_mb", "MB", "peak memory"),
+    ("seconds", "Time", "seconds", "wall-clock, of a whole run"),
+    ("passes", "Passes", "passes", "examples sent through a network"),
+    ("peak_memory_mb", "Peak memory", "MB", "most that was in use"),
+    ("kept_mb", "Kept memory", "MB", "networks, statistics and slots held after a task"),
 )
 KEYS = ("", "6 2", "2 2", "6 2 2 2", "9 3", "9 2 2 2")  # figures.DASHES, as SVG draws them
 MOST_SHOWN = 6  # heat maps shown before the reader asks for more
@@ -255,11 +256,11 @@ def _benchmark(
         part("Training loss", aid + point, plot("loss", loss))
 
     costs = []
-    for measured, unit, meaning in COSTS:
+    for measured, heading, unit, meaning in COSTS:
         if (bar := figures.cost(made, index, measured, unit)) is not None:
             kind = "cost" if measured == "seconds" else f"cost-{_slug(measured)}"
             bars = tall(kind, bar, [trace["y"][0] for trace in bar["data"]])
-            costs.append(f"<figure><figcaption>{unit} <small>{meaning}</small></figcaption>{bars}</figure>")
+            costs.append(f"<figure><figcaption>{heading} <small>{meaning}</small></figcaption>{bars}</figure>")
     if costs:
         aid = f"Of one run{spread}. Seconds are comparable only if all ran on the same machine, and nothing beside."
         part("Cost", aid, _grid(costs, large=len(costs) > 1, kind="costs"))

@@ -51,6 +51,7 @@ class Metrics:
     seconds: float | None
     passes: float | None  # examples that went through a network, forward
     peak_memory_mb: float | None
+    kept_mb: float | None  # most that the method held after a task
     score: str  # what the percentages are of: "accuracy", "macro F1"; "" where the run does not say
     A: tuple[float, ...]  # (tasks,)
     confusion: Confusion | None
@@ -368,6 +369,7 @@ def _metrics(path: Path, tasks: int) -> Metrics:
         seconds=_finite(found["seconds"]),
         passes=_finite(found.get("passes")),
         peak_memory_mb=_finite(found.get("peak_memory_mb")),
+        kept_mb=max(found["kept"]) / 1e6 if _are_numbers(found.get("kept"), tasks) and all(found["kept"]) else None,
         score=str(found.get("score", "")),
         A=tuple(number for number in numbers if number is not None),
         confusion=None if confusion is None else _confusion(confusion, path),
