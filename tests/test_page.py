@@ -295,6 +295,21 @@ def test_every_figure_is_drawn_without_complaint_or_overflow(
     assert shot.read_bytes().startswith(b"\x89PNG")
 
 
+@needs_chromium
+def test_twenty_tasks_keep_their_numbers_upright_on_a_phone(tab: Page, tmp_path: Path) -> None:
+    matrix = [[90.0 - t + i for i in range(t + 1)] for t in range(20)]
+    for number in range(8):
+        write_run(tmp_path / "runs" / str(number), f"Method {number}", matrix=matrix, confusion=None)
+    tab.open(write_page(load_runs([tmp_path / "runs"]), tmp_path / "page.html"), width=390)
+    kinds = ("curves", "curves-table", "forgetting", "loss")
+    ticks = "Array.from(document.querySelectorAll('[data-figure=\"benchmark-0-KIND\"] .xtick text'))"
+    for kind in kinds:
+        found = ticks.replace("KIND", kind)
+        assert 3 <= tab.run(f"{found}.length") <= 13, kind
+        assert not any(re.search(r"rotate\((?!0)", how) for how in tab.run(f"{found}.map(t => t.outerHTML)")), kind
+    assert tab.complaints == []
+
+
 def order(tab: Page) -> list[str]:
     rows: list[str] = tab.run(
         "Array.from(document.querySelectorAll('#benchmark-0 .sortable tbody tr')).map(r => r.dataset.method)"
