@@ -243,7 +243,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, method in enumerate(("SEQ", "ER", "BiC", "BaCE")):
         for seed in (0, 1):
             matrix = [[score * (1 + 0.1 * number) * 0.7 for score in row] for row in MATRIX]
-            cost = {"passes": 5000 * number + 100 * seed, "peak_memory_mb": 300.0}
+            cost = {"passes": 5000 * number + 100 * seed, "peak_memory_mb": 300.0, "kept": [5_000_000] * 3}
             write_studies(write_run(folder / "runs" / f"{method}-{seed}", method, seed, matrix=matrix, **cost))
     write_evil(folder / "runs" / "evil")
     write_run(folder / "runs" / "one task", matrix=[[97.0]], FGT=None, benchmark="single")

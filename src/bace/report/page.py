@@ -263,7 +263,7 @@ def _benchmark(
             costs.append(f"<figure><figcaption>{heading} <small>{meaning}</small></figcaption>{bars}</figure>")
     if costs:
         aid = f"Of one run{spread}. Seconds are comparable only if all ran on the same machine, and nothing beside."
-        part("Cost", aid, _grid(costs, large=len(costs) > 1, kind="costs"))
+        part("Cost", aid, _grid(costs, large=len(costs) > 1, most=2 * len(COSTS), kind="costs"))
 
     aid = "What each method ran with: seeds, commit, versions and the complete configuration."
     part("Settings", aid, _skipped(made) + "".join(_settings(group, index) for group in made))
