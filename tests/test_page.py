@@ -32,6 +32,10 @@ def write_many(folder: Path, methods: int = 22, seeds: int = 2) -> list[str]:
     return names[::-1]
 
 
+def gallery(anchor: dict[str, Any]) -> dict[str, Any]:
+    return {"gallery": {"tasks": [{"task": "one", "anchors": [anchor]}]}}
+
+
 # Studies
 
 
@@ -61,8 +65,8 @@ def test_each_study_has_its_figure_with_the_numbers_of_the_file(tmp_path: Path) 
     assert (old["name"], old["x"], old["y"]) == ("old", [1, 2, 3], [None, 0.3, 0.45])
     bias = figures["benchmark-0-bias-er-0"]["data"]
     assert [(trace["name"], trace["x"], trace["y"]) for trace in bias] == [
-        ("A", [2, 3], [0.9, 0.8]),  # the first task has nothing to correct
-        ("B", [2, 3], [-0.1, -0.2]),
+        ("A", [1, 2, 3], [1.0, 0.9, 0.8]),
+        ("B", [1, 2, 3], [0.0, -0.1, -0.2]),
     ]
 
 
@@ -82,7 +86,7 @@ def test_distances_are_summed_up_by_hand(tmp_path: Path) -> None:
         "old - new",
     ]
     found = [float(value) for value in re.findall(r'<td class="number" data-value="([^"]+)"', table)]
-    assert found == pytest.approx([0.2, 0.45, 0.35, 0.4 / 3, 0.375, 0.65 / 3, 0.25])
+    assert found == pytest.approx([0.2, 0.45, 0.35, 0.15, 0.375, 0.275, 0.25])
 
 
 def test_figures_side_by_side_share_their_axis(tmp_path: Path) -> None:
@@ -95,16 +99,23 @@ def test_figures_side_by_side_share_their_axis(tmp_path: Path) -> None:
 
 
 def test_the_gallery_shows_pictures_or_texts_and_marks_neighbours_of_other_classes(tmp_path: Path) -> None:
-    text = {"example": 1, "label": "<sport>", "text": "The <b>match</b>", "neighbours": []}
-    write_studies(write_run(tmp_path / "run"), gallery=[*studies()["gallery"], text])
+    text = {"example": 1, "label": "<sport>", "text": "The <b>match</b>", "word": [7, 12], "neighbours": []}
+    tasks = [*studies()["gallery"]["tasks"], {"task": "<two>", "from": "network", "anchors": [text]}]
+    write_studies(write_run(tmp_path / "run"), gallery={"tasks": tasks})
     source = write_page(load_runs([tmp_path / "run"]), tmp_path / "page.html").read_text()
     gallery = source[source.index('<figure class="gallery"') :].split("</figure>")[0]
-    assert gallery.count(f'<img src="{PICTURE}"') == 3
+    assert gallery.count(f'<img src="data:image/png;base64,{PICTURE}"') == 3
+    opened = re.findall(r"<details( open)?><summary>(.*?)</summary>", gallery)
+    assert opened == [
+        (" open", "task 1 <small>by the teacher</small>"),
+        ("", "&lt;two&gt; <small>by the network</small>"),
+    ]
     assert re.findall(r'<span class="(same|other)">(. \w+)</span><small>([\d.]+)', gallery) == [
         ("same", "✓ cat", "0.100"),
         ("other", "✗ dog", "0.250"),
     ]
-    assert "<blockquote>The &lt;b&gt;match&lt;/b&gt;</blockquote><b>&lt;sport&gt;</b>" in gallery
+    words = "<blockquote>The &lt;b&gt;<mark>match</mark>&lt;/b&gt;</blockquote><b>&lt;sport&gt;</b>"
+    assert words in gallery
 
 
 def test_a_study_that_was_not_made_says_why_and_leaves_no_section(tmp_path: Path) -> None:
@@ -124,12 +135,17 @@ def test_a_study_that_was_not_made_says_why_and_leaves_no_section(tmp_path: Path
     [
         ({"probing": {"observed": [1.0, 2.0]}}, "3 numbers"),
         ({"probing": {"cosine": [1.0, 2.0, 3.0]}}, "observed"),
-        ({"probing": [1.0]}, "object of lists"),
-        ({"tracking": {"distance": [[1.0], [1.0], [1.0]]}}, "row t with t numbers"),
-        ({"gallery": {}}, "list of anchors"),
-        ({"gallery": [{"label": "cat", "picture": PICTURE}]}, "list of anchors"),
-        ({"gallery": [example("cat", neighbours=[example("cat", distance=0.1)])]}, "'same'"),
-        ({"gallery": [{"label": "cat", "picture": 'x" onerror="alert(1)', "neighbours": []}]}, "PNG"),
+        ({"probing": {"observed": [1.0, 2.0, "x"]}}, "3 numbers"),
+        ({"probing": {"observed": [1.0, 2.0, 3.0], "cosine": 4.0}}, "3 numbers"),
+        ({"probing": [1.0]}, "must be an object"),
+        ({"bias": {"A": [1.0, 1.0, 1.0]}}, "'B'"),
+        ({"tracking": studies()["tracking"] | {"old": [0.1]}}, "'old'"),
+        ({"tracking": studies()["tracking"] | {"distance": [[1.0], [1.0], [1.0]]}}, "row t with t numbers"),
+        ({"gallery": {}}, "'tasks'"),
+        (gallery({"label": "cat", "image": PICTURE}), "'neighbours'"),
+        (gallery(example("cat", neighbours=[example("cat", distance=0.1)])), "'same'"),
+        (gallery({"label": "cat", "image": 'x" onerror="alert(1)', "neighbours": []}), "PNG"),
+        (gallery({"label": "cat", "text": "a cat", "word": [2], "neighbours": []}), "'text'"),
     ],
 )
 def test_a_damaged_study_is_named(tmp_path: Path, study: dict[str, Any], says: str) -> None:
@@ -165,13 +181,14 @@ def test_published_numbers_stand_beside_ours_with_the_difference(tmp_path: Path)
 
 
 def test_passes_and_memory_are_drawn_where_they_were_recorded(tmp_path: Path) -> None:
-    write_run(tmp_path / "0", seed=0, passes=1000, peak_memory_mb=300.0)
-    write_run(tmp_path / "1", seed=1, passes=3000, peak_memory_mb=310.0)
+    write_run(tmp_path / "0", seed=0, passes=1000, peak_memory_mb=300.0, kept=[1_000_000, 3_000_000, 2_000_000])
+    write_run(tmp_path / "1", seed=1, passes=3000, peak_memory_mb=310.0, kept=[1_000_000, 4_000_000, 5_000_000])
     write_run(tmp_path / "2", "SEQ")
     figures = figures_of(write_page(load_runs([tmp_path]), tmp_path / "page.html"))
     assert [trace["x"] for trace in figures["benchmark-0-cost"]["data"]] == [[12.0], [12.0]]
     assert [trace["x"] for trace in figures["benchmark-0-cost-passes"]["data"]] == [[2000.0]]
     assert [trace["x"] for trace in figures["benchmark-0-cost-peak-memory-mb"]["data"]] == [[305.0]]
+    assert [trace["x"] for trace in figures["benchmark-0-cost-kept-mb"]["data"]] == [[4.0]]
 
 
 def test_scores_are_called_what_the_runs_call_them(tmp_path: Path) -> None:
@@ -226,7 +243,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, method in enumerate(("SEQ", "ER", "BiC", "BaCE")):
         for seed in (0, 1):
             matrix = [[score * (1 + 0.1 * number) * 0.7 for score in row] for row in MATRIX]
-            cost = {"passes": 5000 * number + 100 * seed, "peak_memory_mb": 300.0}
+            cost = {"passes": 5000 * number + 100 * seed, "peak_memory_mb": 300.0, "kept": [5_000_000] * 3}
             write_studies(write_run(folder / "runs" / f"{method}-{seed}", method, seed, matrix=matrix, **cost))
     write_evil(folder / "runs" / "evil")
     write_run(folder / "runs" / "one task", matrix=[[97.0]], FGT=None, benchmark="single")
@@ -276,6 +293,21 @@ def test_every_figure_is_drawn_without_complaint_or_overflow(
     assert tab.complaints == []
     shot = tab.screenshot(ARTEFACTS / f"report-{kind}-{width}-{'dark' if dark else 'light'}.png")
     assert shot.read_bytes().startswith(b"\x89PNG")
+
+
+@needs_chromium
+def test_twenty_tasks_keep_their_numbers_upright_on_a_phone(tab: Page, tmp_path: Path) -> None:
+    matrix = [[90.0 - t + i for i in range(t + 1)] for t in range(20)]
+    for number in range(8):
+        write_run(tmp_path / "runs" / str(number), f"Method {number}", matrix=matrix, confusion=None)
+    tab.open(write_page(load_runs([tmp_path / "runs"]), tmp_path / "page.html"), width=390)
+    kinds = ("curves", "curves-table", "forgetting", "loss")
+    ticks = "Array.from(document.querySelectorAll('[data-figure=\"benchmark-0-KIND\"] .xtick text'))"
+    for kind in kinds:
+        found = ticks.replace("KIND", kind)
+        assert 3 <= tab.run(f"{found}.length") <= 13, kind
+        assert not any(re.search(r"rotate\((?!0)", how) for how in tab.run(f"{found}.map(t => t.outerHTML)")), kind
+    assert tab.complaints == []
 
 
 def order(tab: Page) -> list[str]:
@@ -349,10 +381,15 @@ def test_the_reader_chooses_which_of_many_methods_to_see(tab: Page, many: Path) 
     assert tab.run(drawn) == best[:5]
     rows = "document.querySelector('[data-figure=\"benchmark-0-forgetting\"]').data[0].y"
     assert tab.run(rows) == best[:5]
+    height = "document.querySelector('[data-figure=\"benchmark-0-forgetting\"]').clientHeight"
+    low = tab.run(height)
     tab.run("document.querySelector('.picker input[value=\"Method 10\"]').click()")
     assert tab.run(drawn) == [best[0], *best[2:5]]
     tab.run("document.querySelector('.picker button[data-first=all]').click()")
     assert len(tab.run(drawn)) == 12
+    assert tab.run(height) - low == pytest.approx(7 * 1.8 * 16, abs=1)  # a line of 1.8rem for each of seven methods
+    tab.run("document.querySelector('.picker button[data-first=\"0\"]').click()")
+    assert tab.run(drawn) == []
     assert tab.complaints == []
 
 
