@@ -442,7 +442,7 @@ _PICTURES_DESK = {  # two cores learn about 100 such pictures a second
     "benchmark.train_per_class": 50,
     "benchmark.test_per_class": 20,
     "train.batch_size": 32,
-    "train.lr": 0.01,
+    "train.lr": 0.003,
     "train.epochs": 5,
 }
 _HARD_DESK = {"benchmark.image_size": 128, "benchmark.train_per_class": 20, "benchmark.test_per_class": 10}
@@ -494,7 +494,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "CIFAR-10, 5 tasks of 2 classes; adapters",
             (sets.CIFAR10,),
             {**_ADAPTERS, "benchmark.tasks": 5, "backbone.adapter": 64, "memory.size": 200, "train.epochs": 20},
-            {"memory.size": 50},
+            {"memory.size": 50, "train.lr": 0.005},
         ),
         *_pictures(
             "five-datasets",
@@ -515,7 +515,12 @@ BENCHMARKS: dict[str, Benchmark] = {
             "Tiny-ImageNet, 5 tasks of 40 classes (or 10 tasks: benchmark.tasks); adapters",
             (sets.TINY_IMAGENET,),
             {**_ADAPTERS, "benchmark.tasks": 5},
-            {"memory.size": 400, "benchmark.train_per_class": 20, "benchmark.test_per_class": 10},
+            {
+                "memory.size": 400,
+                "train.lr": 0.005,
+                "benchmark.train_per_class": 20,
+                "benchmark.test_per_class": 10,
+            },
         ),
         *_pictures(
             "imagenet-r",
