@@ -311,3 +311,13 @@ def test_check_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str])
 def test_the_shared_subsets_are_known_as_such(real_data: Path) -> None:
     found = check(corpora.CIFAR100, "image", str(real_data))
     assert (found.status, found.found) == ("subset", (100, 20000, 5000))
+
+
+def test_four_real_sets_become_one_stream_of_colour_pictures_of_one_size(real_data: Path, tiny: Any) -> None:
+    cut = Cut(path=str(real_data), image_size=32, train_per_class=2, test_per_class=1)
+    stream = make_stream(find_benchmark("four-datasets-desk").parts(cut), cut, load_encoder(tiny.vit), "", 0)
+    assert [task.name for task in stream] == ["MNIST", "CIFAR-10", "notMNIST", "Fashion-MNIST"]
+    assert [len(task.classes) for task in stream] == [10] * 4
+    assert stream.data.pixels.shape == (4 * 10 * 3, 3, 32, 32)
+    grey = [bool((stream.data.pixels[task.train] == stream.data.pixels[task.train, :1]).all()) for task in stream]
+    assert grey == [True, False, True, True]

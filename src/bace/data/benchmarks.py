@@ -458,7 +458,7 @@ _PICTURES_DESK = {  # a run of 20 tasks takes two cores minutes, joint training 
     "benchmark.train_per_class": 25,
     "benchmark.test_per_class": 10,
     "train.batch_size": 32,
-    "train.lr": 0.01,
+    "train.lr": 0.005,
     "train.epochs": 3,
 }
 _HARD_DESK = {"benchmark.image_size": 128, "benchmark.train_per_class": 20, "benchmark.test_per_class": 10}
@@ -510,7 +510,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "CIFAR-10, 5 tasks of 2 classes; adapters",
             (sets.CIFAR10,),
             {**_ADAPTERS, "benchmark.tasks": 5, "backbone.adapter": 64, "memory.size": 200, "train.epochs": 20},
-            {"memory.size": 50},
+            {"memory.size": 50, "train.lr": 0.005},
         ),
         *_pictures(
             "five-datasets",
@@ -531,7 +531,12 @@ BENCHMARKS: dict[str, Benchmark] = {
             "Tiny-ImageNet, 5 tasks of 40 classes (or 10 tasks: benchmark.tasks); adapters",
             (sets.TINY_IMAGENET,),
             {**_ADAPTERS, "benchmark.tasks": 5},
-            {"memory.size": 400, "benchmark.train_per_class": 20, "benchmark.test_per_class": 10},
+            {
+                "memory.size": 400,
+                "train.lr": 0.005,
+                "benchmark.train_per_class": 20,
+                "benchmark.test_per_class": 10,
+            },
         ),
         *_pictures(
             "imagenet-r",
