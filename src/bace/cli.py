@@ -27,9 +27,10 @@ bace - class-incremental learning with pre-trained transformers
 
   bace --version
 
-Settings: --benchmark NAME --method NAME --backbone NAME --memory N --seed N, and all others by their full name
-(--method.alpha 2, --train.lr 0.01); --config FILE.yaml reads them from a file, --print_config shows them all,
-`bace run --method M --help` explains them. M may be your own class: --method mypackage.MyMethod.
+Settings: --benchmark NAME --method NAME --backbone NAME --memory N --seed N, --studies probing tracking gallery bias,
+and all others by their full name (--method.alpha 2, --train.lr 0.01); --config FILE.yaml reads them from a file,
+--print_config shows them all, `bace run --method M --help` explains them. M may be your own class:
+--method mypackage.MyMethod.
 """
 
 

@@ -20,7 +20,6 @@ from bace.data.images import Images
 from bace.data.texts import Texts, load_tokenizer
 from bace.method import Method
 from bace.models.backbones import backbone_path
-from bace.neighbours import nearest
 from bace.randomness import generator
 from bace.stream import Stream, Task
 from bace.studies.study import Record, Seen, Study
@@ -54,10 +53,12 @@ def after_task(seen: Seen) -> Record:
         own = targets != stream.background
         rows, targets, features = rows[own], targets[own], features[own]
     chosen = choose(targets, generator(method.now.seed, "gallery", task.index))
-    index, distance = nearest(features, NEIGHBOURS)
-    neighbours = torch.where(index < 0, -1, rows[index])
+    away = torch.cdist(features[chosen], features, compute_mode="donot_use_mm_for_euclid_dist")  # exact near duplicates
+    away[torch.arange(len(chosen)), chosen] = torch.inf
+    distance, index = away.sort(stable=True)
+    distance, neighbours = distance[:, :NEIGHBOURS], rows[index[:, :NEIGHBOURS]]
     source = "network" if method.teacher is None else "teacher"
-    return record(source, rows[chosen], neighbours[chosen], distance[chosen])
+    return record(source, rows[chosen], neighbours.masked_fill(distance == torch.inf, -1), distance)
 
 
 def choose(targets: Tensor, rng: torch.Generator) -> Tensor:  # (rows,) class ids -> (at most ANCHORS,) positions

@@ -57,7 +57,7 @@ def fit_probe(
     times as give that number: a probe that has not learned says nothing about the features."""
     device = head.no_rows.device
     features, targets = features.to(device), targets.to(device)
-    optimiser = torch.optim.Adam(head.parameters(), lr=lr)
+    optimiser = torch.optim.Adam(head.parameters(), lr=lr, fused=True)
     with torch.enable_grad():
         for _ in range(max(epochs, -(-least_steps // max(-(-len(features) // batch_size), 1)))):
             for rows in torch.randperm(len(features), generator=order).to(device).split(batch_size):
