@@ -299,6 +299,22 @@ def test_a_table_is_run_continued_and_shown(capsys: pytest.CaptureFixture[str], 
     assert r"A\_last" in latex.read_text()
 
 
+@complete
+def test_studies_of_a_run_give_the_numbers_of_figures_and_claims(
+    capsys: pytest.CaptureFixture[str], small: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studies = ("probing", "tracking", "gallery", "bias")
+    block = small.blocks[0].of("BaCE + bias correction", studies=studies, group="studied")
+    entry = catalogue.replace(
+        small, blocks=(block,), columns=tuple(results.NUMBERS), curves=tuple(results.CURVES), baseline=""
+    )
+    monkeypatch.setitem(ENTRIES, "small", catalogue.replace(entry, matrices=tuple(results.MATRICES)))
+    say(capsys, "run", "small", "--scale", "full", "--out", str(tmp_path))
+    values = results.collect(ENTRIES["small"], tmp_path, "full")
+    assert {value.column for value in values if not value.seeds} <= {"FWT", "distance_trend"}
+    assert {value.column for value in values if value.place} == {*results.CURVES, *results.MATRICES}
+
+
 def test_what_cannot_be_run_does_not_stop_the_rest(
     capsys: pytest.CaptureFixture[str], small: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

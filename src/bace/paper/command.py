@@ -151,14 +151,11 @@ def write(path: Path, text: str) -> None:
 
 
 def show_tables(entry: Entry, scale: Scale, out: Path) -> None:
-    from bace.cli import print_rows
-    from bace.paper.results import collect, tables
+    from bace.paper.results import as_text, collect, tables
 
     print(f"{entry.place}, {entry.title}; {scale} scale, runs in {out / scale}\n")
     for title, header, rows in tables(entry, collect(entry, out, scale)):
-        print(title)
-        print_rows(header, rows)
-        print()
+        print(f"{title}\n{as_text(header, rows)}")
 
 
 def print_configs(cells: list[Cell], scale: Scale) -> None:

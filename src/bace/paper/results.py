@@ -17,6 +17,7 @@ from bace.paper.catalogue import Cell, Entry, Printed, Scale, published, publish
 from bace.report.runs import Metrics, Run, load_runs
 
 Matrix = list[list[float]]
+LEFT = ("memory", "method", "task")  # columns of names
 
 
 @dataclass(frozen=True)
@@ -386,6 +387,19 @@ def _matrix_tables(column: str, values: list[Value]) -> list[tuple[str, list[str
     return found
 
 
+def as_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as wide as it must be: no number is ever cut."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    words = {i for i, name in enumerate(header) if name in LEFT}
+    lines = [
+        "  ".join(
+            cell.ljust(n) if i in words else cell.rjust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (header, *rows)
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]]) + "\n"
+
+
 def as_csv(entry: Entry, scale: Scale, values: list[Value]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -405,7 +419,7 @@ def as_latex(found: list[tuple[str, list[str], list[list[str]]]]) -> str:
     """A tabular for each table; needs no package."""
     lines = []
     for title, header, rows in found:
-        columns = "".join("l" if name in ("memory", "method", "task") else "r" for name in header)
+        columns = "".join("l" if name in LEFT else "r" for name in header)
         lines += [f"% {title}", f"\\begin{{tabular}}{{{columns}}}", "\\hline", _latex_row(header), "\\hline"]
         lines += [_latex_row(row) for row in rows]
         lines += ["\\hline", "\\end{tabular}", ""]
