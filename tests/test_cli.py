@@ -171,6 +171,25 @@ def test_run_prints_its_numbers_and_its_folder(tiny: Any, tmp_path: Path, capsys
     assert f"run folder: {tmp_path / 'x'}" in out
 
 
+def test_the_numbers_of_entities_are_of_macro_f1_with_micro_logged_and_no_row_accuracy(
+    runs: dict[str, Path], tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = say(capsys, "run", *flags(tiny, "token", method="seq"), "--out", str(tmp_path / "x"))
+    assert "(of macro F1)" in out
+    metrics = json.loads((tmp_path / "x" / "metrics.json").read_text())
+    assert metrics["score"] == "macro F1"
+    assert not {"sample_accuracy", "per_class", "confusion"} & metrics.keys()
+    log = [json.loads(line) for line in (tmp_path / "x" / "log.jsonl").read_text().splitlines()]
+    tasks = [event for event in log if event["event"] == "task"]
+    assert [len(event["micro_f1"]) for event in tasks] == [1, 2, 3]
+    assert tasks[-1]["micro_f1"] == [scores["micro_f1"] for scores in metrics["entities"]]
+    page = tmp_path / "page.html"
+    say(capsys, "report", str(tmp_path / "x"), "--out", str(page))
+    assert "Macro F1 over tasks" in page.read_text()
+    say(capsys, "report", str(runs["text"]), "--out", str(page))
+    assert "Accuracy over tasks" in page.read_text()
+
+
 def test_run_in_python_is_the_run_of_the_command_line(runs: dict[str, Path], tiny: Any, tmp_path: Path) -> None:
     result = bace.run(
         benchmark={"name": "my-images", "path": str(tiny.folder / "pictures"), "tasks": [2, 1, 2]},
@@ -232,9 +251,9 @@ def test_a_class_of_the_users_own_is_a_method_with_flags(
     about = json.loads(Path("mine/run.json").read_text())
     assert about["method"] == "Mine"
     assert about["config"]["method"] == {"name": my_method, "scale": 2.0}
-    first = json.loads(Path("mine/log.jsonl").read_text().splitlines()[0])
+    first = json.loads(Path("mine/log.jsonl").read_text().splitlines()[1])  # the first says what memory it takes
     main(["run", *flags(tiny, "text", method="seq"), "--out", "seq"])
-    same = json.loads(Path("seq/log.jsonl").read_text().splitlines()[0])
+    same = json.loads(Path("seq/log.jsonl").read_text().splitlines()[1])  # the first says what memory it takes
     assert first["terms"].keys() == {"scaled"}
     assert first["loss"] > 1.5 * same["loss"]  # twice the loss of plain fine-tuning, which then learns a little faster
     assert len(bace.load("mine").predict(["w1 w2", "w11"])) == 2
@@ -376,8 +395,27 @@ def test_predict_tags_every_word_of_each_line(
     assert [len(row["tags"]) for row in rows] == [3, 1]
     assert {tag for row in rows for tag in row["tags"]} <= tags
     plain = say(capsys, "predict", str(runs["token"]), str(tmp_path / "s.txt")).splitlines()
-    assert plain[0].split("\t")[1:] == ["w50 w1 w5s", " ".join(rows[0]["tags"])]
+    assert plain[0].split("\t")[1:3] == ["w50 w1 w5s", " ".join(rows[0]["tags"])]
+    assert plain[0].split("\t")[3] == " ".join(
+        f'{e["start"]}-{e["end"]} {e["type"]} "{e["text"]}"' for e in rows[0]["entities"]
+    )
     assert say(capsys, "predict", str(runs["token"]), str(tmp_path / "empty.txt")) == ""
+
+
+def test_predict_marks_entities_in_the_characters_of_each_line(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learning = {"method": "seq", "benchmark.tasks": [5], "train.epochs": 20, "train.optimiser": "adamw"}
+    run = str(tmp_path / "run")
+    say(capsys, "run", *flags(tiny, "token", **learning), "--out", run)
+    lines = ["  w55 (w1 w5s), w11 w14s.", "w21 w24s w30 w34s w41 w45s"]
+    (tmp_path / "s.txt").write_text("\n".join(lines))
+    out = say(capsys, "predict", run, str(tmp_path / "s.txt"), "--json").splitlines()
+    rows = [json.loads(line) for line in out]
+    assert rows[0]["words"] == ["w55", "(", "w1", "w5s", ")", ",", "w11", "w14s", "."]
+    found = bace.load(run).entities(lines)
+    assert [row["entities"] for row in rows] == [[span._asdict() for span in spans] for spans in found]
+    assert any(found)
 
 
 def test_a_users_method_without_title_or_summary_line_is_named_and_explained(

@@ -1,11 +1,12 @@
 """Streams of several corpora."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from bace.data.benchmarks import Cut, find_benchmark
-from bace.data.corpora import ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate
+from bace.data.corpora import CIFAR100, ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate
 from bace.errors import ConfigError, DataError
 
 
@@ -39,12 +40,19 @@ def test_the_papers_entities_are_five_corpora_with_types_of_their_own(corpora: P
     assert "B-mit_movie.ACTOR" in parts[1].train.labels[0]
 
 
-def test_a_corpus_that_is_missing_is_named_with_its_terms(corpora: Path) -> None:
-    for file in (corpora / "i2b2").iterdir():
-        file.unlink()
-    (corpora / "i2b2").rmdir()
-    with pytest.raises(DataError, match=r"i2b2 is not there: get the corpus .*data use agreement.*benchmark\.path"):
+def test_all_corpora_that_are_missing_are_named_at_once_with_their_terms(
+    corpora: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BACE_DATA", raising=False)
+    for folder in ("i2b2", "ontonotes5"):
+        shutil.rmtree(corpora / folder)
+    with pytest.raises(DataError) as refused:
         find_benchmark("entities").parts(Cut(path=str(corpora)))
+    first, second = str(refused.value).splitlines()
+    for line, folder, terms in ((first, "ontonotes5", "LDC2013T19"), (second, "i2b2", "data use agreement")):
+        assert line.startswith(f"{corpora / folder} is not there: get the corpus")
+        assert terms in line
+        assert "benchmark.path, or BACE_DATA, names the folder" in line
 
 
 def test_a_corpus_is_taken_from_its_folder_then_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +63,19 @@ def test_a_corpus_is_taken_from_its_folder_then_from_the_hub(tmp_path: Path, mon
     assert locate(corpus, str(tmp_path)) == tmp_path / "ag_news"
     monkeypatch.setenv("BACE_DATA", str(tmp_path))
     assert locate(corpus, None) == tmp_path / "ag_news"
+
+
+def test_a_set_alone_may_be_named_by_its_own_folder_which_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data" / "cifar100").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setenv("BACE_DATA", str(tmp_path / "data"))
+    assert locate(CIFAR100, None, alone=True) == tmp_path / "data" / "cifar100"
+    assert locate(CIFAR100, str(tmp_path / "mine"), alone=True) == tmp_path / "mine"
+    assert locate(CIFAR100, "someone/cifar", alone=True) == "someone/cifar"
+    (tmp_path / "mine" / "cifar-100-python").mkdir()  # as the archive makes it
+    assert locate(CIFAR100, str(tmp_path / "mine"), alone=True) == tmp_path / "mine" / "cifar-100-python"
+    (tmp_path / "data" / "cifar100" / "cifar-100-python").mkdir()
+    assert locate(CIFAR100, None) == tmp_path / "data" / "cifar100" / "cifar-100-python"
 
 
 def test_the_papers_topics_are_22_classes_in_five_tasks() -> None:

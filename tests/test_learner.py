@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import bace
+from bace.errors import ConfigError, DataError
 from bace.methods import METHODS
 
 MODALITIES = ("image", "text", "token")
@@ -251,6 +252,50 @@ def test_sentences_longer_than_the_encoder_takes_get_a_tag_for_every_word(tiny: 
     long = [f"w{i % 60}" for i in range(100)]
     tags = own.predict([long, ["w1"]])
     assert [len(sentence) for sentence in tags] == [100, 1]
+
+
+# -- entities as character spans
+
+
+@pytest.fixture(scope="module")
+def tagger(tiny: Any) -> bace.Learner:
+    """A learner that tells tags by the word alone, with room for 6 word-pieces in a window."""
+    tag_of = {"w1": "B-person", "w5s": "I-person", "w11": "B-place", "w14s": "I-place", "w55": "O", "?": "O"}
+    rng = np.random.default_rng(0)
+    entities = (["w1", "w5s"], ["w11", "w14s"], ["w55"], ["?"])
+    sentences = [[word for i in rng.integers(4, size=12) for word in entities[i]] for _ in range(40)]
+    tags = [[tag_of[word] for word in sentence] for sentence in sentences]
+    more = {"benchmark.max_length": 8, "train.epochs": 12, "train.optimiser": "adamw"}
+    return learner(tiny, "token", "seq", **more).partial_fit(sentences, tags)
+
+
+def test_entities_of_strings_are_spans_of_the_string(tagger: bace.Learner) -> None:
+    text = "  w55 (w1 w5s),\tw11   w14s w55."
+    found = tagger.entities([text, "", "w55"])
+    assert [(span.type, span.text) for span in found[0]] == [("person", "w1 w5s"), ("place", "w11   w14s")]
+    assert all(text[span.start : span.end] == span.text for span in found[0])
+    assert found[1:] == [[], []]
+    assert tagger.predict([text, "", "w55"]) == found  # strings in, spans out
+
+
+def test_entities_of_words_are_spans_of_the_words_joined_by_spaces(tagger: bace.Learner) -> None:
+    words = ["w55", "w1", "w5s", "w55"]
+    (found,) = tagger.entities([words])
+    assert [tuple(span) for span in found] == [(4, 10, "person", "w1 w5s")]
+    assert tagger.predict([words]) == [["O", "B-person", "I-person", "O"]]  # words in, tags out
+
+
+def test_an_entity_across_two_windows_is_one_span(tagger: bace.Learner) -> None:
+    """The sixth word-piece is the entity's first word: its second one is in the next window."""
+    (found,) = tagger.entities(["w55 w55 w55 w55 w55 w1 w5s w55"])
+    assert [(span.start, span.type, span.text) for span in found] == [(20, "person", "w1 w5s")]
+
+
+def test_entities_are_asked_of_a_learner_of_tags_and_of_a_list(taught: dict[str, bace.Learner]) -> None:
+    with pytest.raises(ConfigError, match="taught text data"):
+        taught["text"].entities(["w1"])
+    with pytest.raises(DataError, match="put it in a list"):
+        taught["token"].entities("w1")
 
 
 def test_a_finished_run_loads_and_keeps_the_names_of_its_classes(tiny: Any, tmp_path: Path) -> None:

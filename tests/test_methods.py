@@ -1,11 +1,10 @@
 """The conformance suite over every registered method and each modality it supports."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import CHECKS, straight_run
+from checks import CHECKS, counted_run
 
 from bace.methods import METHODS
 
@@ -20,7 +19,7 @@ def straight(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def folder(method: str, modality: str) -> Path:
         if (method, modality) not in made:
             made[method, modality] = tmp_path_factory.mktemp(f"{method}-{modality}")
-            straight_run(tiny, method, modality, made[method, modality] / "straight")
+            counted_run(tiny, method, modality, made[method, modality])
         return made[method, modality]
 
     return folder
@@ -28,10 +27,5 @@ def straight(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("method", "modality"), CASES)
-def test_conformance(
-    tiny: Any, straight: Any, monkeypatch: pytest.MonkeyPatch, method: str, modality: str, check: Any
-) -> None:
-    arguments = {"tiny": tiny, "method": method, "modality": modality, "folder": straight(method, modality)}
-    if "monkeypatch" in inspect.signature(check).parameters:
-        arguments["monkeypatch"] = monkeypatch
-    check(**arguments)
+def test_conformance(tiny: Any, straight: Any, method: str, modality: str, check: Any) -> None:
+    check(tiny, method, modality, straight(method, modality))

@@ -1,11 +1,7 @@
-"""The report: numbers by hand, damaged folders, and the page in a real browser where there is one."""
+"""The report: numbers by hand, damaged folders, the table and what the page is made of (test_page.py looks at it)."""
 
-import html.parser
 import io
-import json
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,95 +13,12 @@ from hypothesis import strategies as st
 from plotly import graph_objects
 from plotly.offline import get_plotlyjs
 from rich.console import Console
+from run_folders import EVIL, MATRIX, Tags, figures_of, write_evil, write_run
 
 from bace.cli import show_report
 from bace.errors import ConfigError, DataError
 from bace.report import load_runs, print_table, summary, write_page
 from bace.report.runs import stat
-
-CHROMIUM = shutil.which("chromium")
-
-# Task 1 falls from 90 over 70 to 60, task 2 from 80 to 50. A = 90, 75, 60; FGT = ((90 - 60) + (80 - 50)) / 2 = 30.
-MATRIX = [[90.0], [70.0, 80.0], [60.0, 50.0, 70.0]]
-
-
-def write_run(
-    folder: Path,
-    method: str = "ER",
-    seed: int = 0,
-    benchmark: str = "digits",
-    matrix: list[list[float]] = MATRIX,
-    config: dict[str, Any] | None = None,
-    finished: bool = True,
-    **metrics: Any,
-) -> Path:
-    """A run folder of two classes a task, with the files a run leaves; `metrics` replace those of the matrix."""
-    folder.mkdir(parents=True)
-    tasks = len(matrix)
-    names = [str(number) for number in range(2 * tasks)]
-    about = {
-        "method": method,
-        "benchmark": benchmark,
-        "seed": seed,
-        "modality": "image",
-        "config": {"memory": 100, "seed": seed} if config is None else config,
-        "versions": {"torch": "2.13.0"},
-        "commit": "abc123",
-        "tasks": [{"name": f"task {t + 1}", "classes": names[2 * t : 2 * t + 2]} for t in range(tasks)],
-        "threads": 2,
-    }
-    (folder / "run.json").write_text(json.dumps(about))
-    lines = [",".join(["task", *(str(t + 1) for t in range(tasks))])]
-    lines += [",".join([str(t + 1), *map(str, row), *[""] * (tasks - t - 1)]) for t, row in enumerate(matrix)]
-    (folder / "matrix.csv").write_text("\n".join(lines if finished else lines[:2]) + "\n")
-    if not finished:
-        return folder
-    curve = [sum(row) / len(row) for row in matrix]
-    counts = [[8 if i == j else int(j == len(names) - 1) * 2 for j in range(len(names))] for i in range(len(names))]
-    scores = {
-        "A_last": curve[-1],
-        "A_avg": sum(curve) / tasks,
-        "FGT": 30.0,
-        "FWT": None,
-        "seconds": 12.0,
-        "A": curve,
-        "per_class": dict.fromkeys(names, 50.0),
-        "confusion": {"classes": names, "counts": counts},
-    }
-    (folder / "metrics.json").write_text(json.dumps(scores | metrics))
-    events = [
-        {"event": "epoch", "task": t + 1, "stage": "main", "epoch": e, "loss": 2.0 - e + seed, "terms": {"new": 0.5}}
-        for t in range(tasks)
-        for e in range(2)
-    ]
-    log = [{"event": "start"}, *events, {"event": "task", "task": tasks}]
-    (folder / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in log))
-    return folder
-
-
-def figures_of(page: Path) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page.read_text(), re.DOTALL)
-    assert found is not None
-    figures: dict[str, Any] = json.loads(found[1])
-    return figures
-
-
-class Tags(html.parser.HTMLParser):
-    """Every start tag with its attributes, and the text outside scripts and styles."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        if self.found and self.found[-1][0] not in ("script", "style"):
-            self.text += data
-
 
 # Summary
 
@@ -388,7 +301,8 @@ def test_a_method_has_one_colour_everywhere(tmp_path: Path) -> None:
         for trace in figure["data"]:
             if "name" in trace:
                 colours.setdefault(trace["name"], set()).add(trace["marker"]["color"])
-    chips = re.findall(r'<i style="background:(#\w+)"></i>(\w+)<', page.read_text())
+    chips = re.findall(r'stroke="(#\w+)"/></svg>(\w+)<', page.read_text())
+    assert len(chips) > 6
     for colour, name in chips:
         colours[name].add(colour)
     assert set(colours) == {"SEQ", "ER", "BaCE"}
@@ -443,27 +357,10 @@ def test_the_header_says_what_was_compared_and_details_hold_config_and_commit(tm
     assert "ER and BaCE on digits" in text
     for fact in ("digits (image)", "3 tasks, 6 classes", "500, 200", "1 to 2 a method"):
         assert fact in text
-    details = re.findall(r"<details>.*?</details>", source, re.DOTALL)
+    details = re.findall(r"<details data-method=.*?</details>", source, re.DOTALL)
     assert len(details) == 2
     assert all(part in details[0] for part in ("abc123", "&quot;alpha&quot;: 0.125", "torch 2.13.0"))
     assert "Our &lt;title&gt;" in write_page(load_runs([tmp_path]), tmp_path / "p.html", "Our <title>").read_text()
-
-
-EVIL = "<img src=x onerror=\"console.error('pwned')\"></script><script>console.error('pwned')</script>%{x}&amp;"
-
-
-def write_evil(folder: Path) -> Path:
-    run = write_run(folder, EVIL, benchmark=EVIL, config={EVIL: EVIL})
-    about = json.loads((run / "run.json").read_text())
-    about |= {"commit": EVIL, "modality": EVIL, "versions": {EVIL: EVIL}}
-    about["tasks"][0] = {"name": EVIL, "classes": [EVIL, "1"]}
-    (run / "run.json").write_text(json.dumps(about))
-    metrics = json.loads((run / "metrics.json").read_text())
-    metrics["confusion"]["classes"][0] = EVIL
-    (run / "metrics.json").write_text(json.dumps(metrics))
-    with (run / "log.jsonl").open("a") as log:
-        log.write(json.dumps({"event": "epoch", "task": 3, "stage": EVIL, "epoch": 9, "loss": 1, "terms": {EVIL: 1}}))
-    return run
 
 
 def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
@@ -499,54 +396,6 @@ def test_the_page_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="taken"):
         write_page(runs, out / "taken")
     assert sorted(path.name for path in out.iterdir()) == ["page.html", "taken"]
-
-
-# Browser
-
-
-def browse(page: Path, profile: Path, *flags: str) -> tuple[str, list[str]]:
-    """The page's DOM after its scripts have run, and its console lines."""
-    assert CHROMIUM is not None
-    quiet = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-    quiet += ["--disable-component-update", "--disable-sync", "--enable-logging=stderr", f"--user-data-dir={profile}"]
-    command = [CHROMIUM, "--headless", "--no-sandbox", *quiet, *flags, "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
-def test_a_browser_draws_every_figure_without_a_complaint_and_sorts(tmp_path: Path) -> None:
-    write_evil(tmp_path / "runs" / "0")
-    write_run(tmp_path / "runs" / "1", "None", FWT=None, benchmark="digits")
-    write_run(tmp_path / "runs" / "2", "Low", FWT=9.0, benchmark="digits")
-    write_run(tmp_path / "runs" / "3", "High", seed=0, FWT=80.0, benchmark="digits")
-    write_run(tmp_path / "runs" / "4", "High", seed=1, FWT=82.0, benchmark="digits", matrix=[[1.0], [2, 3], [4, 5, 6]])
-    write_run(tmp_path / "runs" / "5", "One task", matrix=[[97.0]], FGT=None, benchmark="single")
-    page = write_page(load_runs([tmp_path / "runs"]), tmp_path / "page.html")
-    click = "document.querySelectorAll('#benchmark-1 th button')[5].click(); document.title = 'clicked'"
-    page.write_text(page.read_text().replace("</body>", f"<script>{click}</script></body>"))
-    dom, console = browse(page, tmp_path / "light")
-    assert console == []
-    placed = dom.split('data-figure="')[1:]
-    assert len(placed) == len(figures_of(page)) == 6 + (4 + 2 * 3) + 5
-    assert all("main-svg" in part for part in placed)
-    assert "<title>clicked</title>" in dom
-    table = dom[dom.index('id="benchmark-1"') :].split("</table>")[0]
-    assert re.findall(r'<th scope="row" data-value="(\w+)"', table) == ["High", "Low", "None"]
-    assert re.findall(r'aria-sort="(\w+)"', table) == ["descending"]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
-def test_figures_take_the_ink_of_the_readers_theme(tmp_path: Path) -> None:
-    write_run(tmp_path / "run")
-    page = write_page(load_runs([tmp_path / "run"]), tmp_path / "page.html")
-    ink = {"light": "rgb(29, 35, 41)", "dark": "rgb(228, 231, 234)"}
-    for theme, setting in [("light", 1), ("dark", 0)]:
-        dom, console = browse(page, tmp_path / theme, f"--blink-settings=preferredColorScheme={setting}")
-        labels = re.findall(r'class="xtick"><text[^>]*?fill: (rgb\([^)]*\))', dom)
-        assert console == []
-        assert labels
-        assert set(labels) == {ink[theme]}
 
 
 def test_a_comparison_of_all_methods_is_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

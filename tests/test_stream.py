@@ -12,7 +12,7 @@ from bace.data.entities import Entities
 from bace.data.images import Images
 from bace.data.texts import Texts, flat
 from bace.errors import DataError, StreamRefused
-from bace.stream import NO_IDS, Batch, Stream, Task
+from bace.stream import BUCKET, NO_IDS, Batch, Stream, Task
 
 # Three tasks of two classes, ten examples each: six to train on, one to validate, three to test.
 # Example e is of task e // 10; its class is 2 * task + e % 2.
@@ -322,3 +322,84 @@ def test_cat_of_pictures_stacks_them():
     torch.testing.assert_close(both.inputs["pixel_values"], stream.batch(ids(4, 1, 2)).inputs["pixel_values"])
     assert both.targets.tolist() == [0, 1, 0]
     assert both.at is None
+
+
+# -- batches of similar lengths
+
+
+@pytest.mark.parametrize("modality", MAKERS)
+@given(asked=st.lists(st.integers(0, 29), max_size=30), size=st.integers(1, 12))
+@settings(max_examples=40, deadline=None)
+def test_parts_hold_every_example_longest_first_and_their_rows_are_put_back_in_order(modality, asked, size):
+    stream = MAKERS[modality]()
+    examples = ids(*asked)
+    parts, in_order = stream.bucketed(examples, size)
+    assert [len(part) for part in parts] == [len(part) for part in examples.split(size)]
+    assert sorted(torch.cat(list(parts)).tolist()) == sorted(asked)
+    if len(asked) > size:
+        lengths = stream.data.lengths[torch.cat(list(parts))].tolist()
+        assert lengths == sorted(lengths, reverse=True)
+    rows = torch.cat([stream.rows_of(part)[0] for part in parts])
+    assert torch.equal(in_order(rows), stream.rows_of(examples)[0])
+    assert torch.equal(in_order(torch.stack([rows, -rows], 1))[:, 1], -stream.rows_of(examples)[0])
+
+
+def test_parts_of_pictures_are_the_pictures_in_their_order():
+    stream = Stream(
+        Images(torch.zeros(9, 3, 4, 4, dtype=torch.uint8), size=4), torch.zeros(9, dtype=torch.int64), [], []
+    )
+    examples = ids(4, 1, 8, 0, 7)
+    parts, in_order = stream.bucketed(examples, 2)
+    assert [part.tolist() for part in parts] == [[4, 1], [8, 0], [7]]
+    assert torch.equal(in_order(examples), examples)
+    straight, asked = (
+        stream.shuffled(examples, 2, torch.Generator().manual_seed(0), bucketing=bucketing)
+        for bucketing in (False, True)
+    )
+    assert [part.tolist() for part in straight] == [part.tolist() for part in asked]
+
+
+def of_lengths(lengths: list[int]) -> Stream:
+    texts = Texts(**flat([torch.ones(n, dtype=torch.int64) for n in lengths]))
+    return Stream(texts, torch.zeros(len(lengths), dtype=torch.int64), [], [])
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), size=st.integers(1, 9), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_bucketed_training_batches_are_runs_of_one_sorted_window(lengths, size, seed):
+    stream, examples = of_lengths(lengths), torch.arange(len(lengths))
+
+    def batches(bucketing):
+        return stream.shuffled(examples, size, torch.Generator().manual_seed(seed), bucketing=bucketing)
+
+    made = batches(True)
+    assert [batch.tolist() for batch in made] == [batch.tolist() for batch in batches(True)]  # the generator decides
+    assert sorted(torch.cat(made).tolist()) == examples.tolist()
+    assert len(made) == len(batches(False)) == -(-len(lengths) // size)
+    short = [batch for batch in made if len(batch) < size]
+    assert [len(batch) for batch in short] == ([len(lengths) % size] if len(lengths) % size else [])
+    if len(lengths) // size <= BUCKET:  # what is full: sorted all together
+        full = sorted(sorted(stream.data.lengths[batch].tolist()) for batch in made if len(batch) == size)
+        together = [n for batch in full for n in batch]
+        assert together == sorted(together)
+
+
+def test_bucketing_saves_padding_and_leaves_no_order_by_length():
+    rng = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 100, (2000,), generator=rng)
+    stream, examples = of_lengths(lengths.tolist()), torch.arange(2000)
+
+    def padded(batches):
+        return sum(len(batch) * int(lengths[batch].max()) for batch in batches)
+
+    plain, bucketed = (
+        stream.shuffled(examples, 8, torch.Generator().manual_seed(1), bucketing=bucketing)
+        for bucketing in (False, True)
+    )
+    assert padded(plain) > 1.7 * int(lengths.sum())  # the longest of 8 is 8/9 of 100 on average, the mean is a half
+    assert padded(bucketed) < 1.05 * int(lengths.sum())
+    longest = torch.tensor([float(lengths[batch].max()) for batch in bucketed])
+    time = torch.arange(len(bucketed), dtype=torch.float32)
+    assert abs(float(torch.corrcoef(torch.stack([longest, time]))[0, 1])) < 0.2
+    again = stream.shuffled(examples, 8, torch.Generator().manual_seed(2), bucketing=True)
+    assert {tuple(batch.tolist()) for batch in again}.isdisjoint(tuple(batch.tolist()) for batch in bucketed)

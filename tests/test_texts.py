@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bace.data.entities import Entities, tokenize_sentences
+from bace.data.entities import Entities, Span, joined, spans, split_words, tokenize_sentences
 from bace.data.texts import Texts, flat, load_tokenizer, tokenize_texts
 from bace.errors import ConfigError, DataError
-from bace.models.encoders import backbone_path
+from bace.models.backbones import backbone_path
 
 CPU = torch.device("cpu")
 PAD, UNK, CLS, SEP = 0, 1, 2, 3
@@ -204,6 +204,47 @@ def test_taken_sentences_come_first_when_they_are_prepended_with_their_words(tok
     expected = [(ids_of(d, e), positions_of(d, e)) for d, e in ((old, 2), (old, 0), (new, 0), (new, 1))]
     new.prepend(old.take(torch.tensor([2, 0])))
     assert [(ids_of(new, e), positions_of(new, e)) for e in range(len(new))] == expected
+
+
+# -- words and entities in their text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Angela Merkel visited Paris.", "Angela|Merkel|visited|Paris|."),
+        ('the U.S. army (in the U.S.), J. Smith\'s "dog"', 'the|U.S.|army|(|in|the|U.S.|)|,|J.|Smith\'s|"|dog|"'),
+        ("a , b . ( c )", "a|,|b|.|(|c|)"),  # split already
+        (":) ... '' @user #tag 3.5. don't", ":)|...|''|@user|#tag|3.5|.|don't"),
+        ("«Où?» “Là!”", "«|Où|?|»|“|Là|!|”"),
+        ("  x\t\ny  ", "x|y"),
+        (" \n", ""),
+    ],
+)
+def test_a_text_is_split_into_words_as_corpora_are(text, words):
+    assert "|".join(text[start:end] for start, end in split_words(text)) == words
+
+
+@given(st.text(max_size=60) | st.text(alphabet="aB. ,'(\"!)", max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_words_of_a_text_are_in_order_and_hold_all_but_white_space(text):
+    words = split_words(text)
+    assert all(start < end for start, end in words)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(words))
+    assert "".join(text[start:end] for start, end in words) == "".join(text.split())
+    pieces = [text[start:end] for start, end in words]
+    again, offsets = joined(pieces)
+    assert [again[start:end] for start, end in offsets] == pieces
+    assert again == " ".join(pieces)
+
+
+def test_spans_are_what_the_strict_reading_of_the_tags_marks_in_the_text():
+    text = "Ms Ada Lovelace met  Babbage."
+    words = split_words(text)
+    tags = ["O", "B-person", "I-person", "I-place", "B-person", "O"]  # I-place continues nothing
+    assert spans(text, words, tags) == [Span(3, 15, "person", "Ada Lovelace"), Span(21, 28, "person", "Babbage")]
+    assert spans(text, words, ["O"] * 6) == []
+    assert spans("", [], []) == []
 
 
 # -- a tokenizer that lacks what is needed

@@ -36,7 +36,7 @@ class Points:
     """Points of the plane; a view moves a point by nothing."""
 
     modality: Any = "image"
-    row_start = positions = None
+    row_start = positions = lengths = None
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -361,6 +361,18 @@ def test_clipping_comes_after_before_step():
     moves.clear()
     trainer_of(Shouting(), tasks=(2,), epochs=1, lr=1e-6).run()
     assert min(moves) > 1e-4  # not clipped
+
+
+def test_a_stages_own_clipping_wins():
+    class Clipped(Slope):
+        def stages(self, task: Task) -> list[Stage]:
+            own = {"batch_size": 8, "parameters": lambda: [self.p]}
+            clips = (0.5, 0.0, None)  # its own, none at all, the run's
+            return [self.stage(task, name=f"clip {clip}", clip=clip, **own) for clip in clips]
+
+    trainer = trainer_of(Clipped(), tasks=(2,), epochs=1, lr=0.1, clip=0.25)
+    trainer.run()
+    assert trainer.method.trace == pytest.approx([-0.05, -0.15, -0.175])
 
 
 def test_a_small_gradient_is_not_clipped():
@@ -858,6 +870,17 @@ def test_a_stage_ends_after_so_many_epochs_without_a_better_validation_loss(pati
     assert ("validation" in trainer.stream.licences) == bool(patience and valid)
 
 
+def test_a_stage_without_a_validation_loss_is_never_stopped_early():
+    class Unvalidated(Scripted):
+        def validation_loss(self, examples: Tensor) -> None:
+            return None
+
+    log: list[Any] = []
+    trainer = trainer_of(Unvalidated(SCRIPT), epochs=6, early_stop=1, valid=2, callbacks={"log": log.append})
+    trainer.run()
+    assert [e["epoch"] for e in log if e["event"] == "epoch"] == 2 * list(range(6))
+
+
 def test_a_stage_that_trains_nothing_of_the_network_is_not_stopped_by_its_validation_loss():
     class Beside(Scripted):
         def __init__(self) -> None:
@@ -1061,3 +1084,36 @@ def test_test_examples_are_open_for_transfer_and_evaluation_only():
     trainer = trainer_of(Peeking(), fwt=True)
     trainer.run()
     assert [licence.split(" (")[0] for licence in trainer.stream.licences] == ["evaluation", "forward transfer"]
+
+
+# -- training batches of texts of similar lengths
+
+
+def steps_of_texts(tiny: Any, bucketing: bool) -> tuple[Trainer, list[Cut], list[Batch]]:
+    """ER on texts: the trainer at its end, what it saved after each step, and the batch of each step."""
+    settings = {"method": "er", "train.bucketing": bucketing, "checkpoint.every": 1, "memory": 5}
+    config = config_from(tiny.settings("text", **settings))
+    batches: list[Batch] = []
+
+    def make(kind: type[Trainer], callbacks: dict[str, Any]) -> Trainer:
+        method, stream = assemble(config)
+        method.after_step = batches.append  # type: ignore[method-assign, assignment]
+        return kind(method, stream, config, **callbacks)
+
+    straight, cuts, _ = run_saving(make)
+    made = list(batches)
+    for cut in [cut for cut in cuts if cut.kind == "step"][2::6]:
+        assert_same_ending(run_saving(make, cut)[0], ending(straight), str(cut.state["at"]))
+    return straight, cuts, made
+
+
+def test_bucketed_training_sees_every_text_pads_less_and_resumes_exactly(tiny):
+    (plain, _, batches), (bucketed, _, similar) = (steps_of_texts(tiny, bucketing) for bucketing in (False, True))
+    assert len(batches) == len(similar)
+    steps = -(-len(plain.stream[0].train) // 8)
+    assert sorted(torch.cat([batch.examples for batch in similar[:steps]]).tolist()) == plain.stream[0].train.tolist()
+    padded, less = (sum(b.inputs["input_ids"].numel() for b in made[:steps]) for made in (batches, similar))
+    assert less < padded
+    assert plain.results.matrix != bucketed.results.matrix or not torch.equal(
+        plain.method.model.head.weight, bucketed.method.model.head.weight
+    )

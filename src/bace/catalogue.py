@@ -5,7 +5,7 @@ from typing import Any
 
 from bace.data.benchmarks import BENCHMARKS
 from bace.methods import METHODS
-from bace.models.encoders import known_backbones
+from bace.models.backbones import known_backbones
 
 
 def methods() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The command line: bace demo | run | compare | report | list | predict."""
+"""The command line: bace demo | run | compare | report | list | check | predict."""
 
 import json
 import os
@@ -20,7 +20,10 @@ bace - class-incremental learning with pre-trained transformers
   bace report DIR... [--out FILE]       the table and page of finished runs
   bace paper list|run|show|claims       the paper's tables, figures and claims, with your numbers beside the printed
   bace list methods|benchmarks|backbones [--json]
-  bace predict RUN FILES... [--json]    classes of pictures, or of the lines of text files
+  bace check data [NAME] [--path DIR] [--json]
+                                        which public sets are here and complete, and how to get the others
+  bace check backbone NAME [--json]     load a backbone; its width, parameters, input and licence
+  bace predict RUN FILES... [--json]    classes of pictures, or of the lines of text files; entities of the lines
 
   bace --version
 
@@ -42,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "report": report,
         "paper": paper,
         "list": list_command,
+        "check": check,
         "predict": predict,
     }
     if not {"", os.getcwd()} & set(sys.path):
@@ -87,6 +91,7 @@ def run_command(words: list[str]) -> None:
     if HELP.keys() & options.keys():
         return print_settings(given, flags)
     from bace.progress import bar
+    from bace.room import in_words as in_bytes
     from bace.runner import read_config, run
 
     if "--resume" in options:
@@ -102,11 +107,14 @@ def run_command(words: list[str]) -> None:
     title = f"{config.method['name']} on {config.benchmark['name']}, seed {config.seed}"
     with bar(title) as show:
         if "--resume" in options:
-            result = run(resume=folder, show=show)
+            result = run(resume=folder, show=show, tell=print)
         else:
-            result = run(config, out=options.get("--out", [None])[0], show=show)
+            result = run(config, out=options.get("--out", [None])[0], show=show, tell=print)
+    kept = result.metrics["kept"]
+    print(f"kept: {in_bytes(kept[0])} after task 1, {in_bytes(kept[-1])} after task {len(kept)}")
     numbers = {key: result.metrics[key] for key in ("A_last", "A_avg", "FGT", "FWT", "seconds")}
-    print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()))
+    of = "" if result.metrics["score"] == "accuracy" else f"  (of {result.metrics['score']})"
+    print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()) + of)
     if result.folder:
         print(f"run folder: {result.folder}")
 
@@ -190,6 +198,45 @@ def list_command(words: list[str]) -> None:
         print_rows(list(rows[0]), [[in_words(value) for value in row.values()] for row in rows])
 
 
+def check(words: list[str]) -> None:
+    options, rest = split_options(words, {"--json": 0, "--path": 1})
+    refuse([word for word in rest if word.startswith("-")], ["--json", "--path"])
+    kinds = {"data": check_data, "backbone": check_backbone}
+    if not rest or rest[0] not in kinds or len(rest) > 2:
+        wrong = f" not '{' '.join(rest)}'.{nearest(rest[0], kinds)}" if rest else ""
+        raise ConfigError(f"bace check takes `data [NAME]` or `backbone NAME`{',' if rest else '.'}{wrong}")
+    kinds[rest[0]](rest[1] if len(rest) > 1 else None, options)
+
+
+def check_data(name: str | None, options: dict[str, list[str]]) -> None:
+    from bace.data.checking import check, complain, sets_of
+
+    root = options.get("--path", [None])[0]
+    findings = [check(corpus, modality, root) for corpus, modality in sets_of(name)]
+    header = ["set", "status", "classes", "train", "test", "where, or how to get it"]
+    rows = [[found.corpus.folder, found.status, *found.numbers(), found.remark] for found in findings]
+    if "--json" in options:
+        print(json.dumps([dict(zip(("name", *header[1:5], "remark"), row, strict=True)) for row in rows], indent=2))
+    elif rows:
+        print_rows(header, rows)
+    else:
+        print(f"'{name}' needs no public set")
+    if name:
+        complain(findings, name)
+
+
+def check_backbone(name: str | None, options: dict[str, list[str]]) -> None:
+    if name is None or "--path" in options:
+        raise ConfigError("bace check backbone takes one name of `bace list backbones`, a folder, a file or a hub id")
+    from bace.models.encoders import describe_backbone
+
+    about = describe_backbone(name)
+    if "--json" in options:
+        print(json.dumps(about, indent=2))
+    else:
+        print_rows(["backbone", name], [[key, in_words(value)] for key, value in about.items()])
+
+
 def predict(words: list[str]) -> None:
     options, rest = split_options(words, {"--json": 0})
     refuse([word for word in rest if word.startswith("-")], ["--json"])
@@ -199,8 +246,7 @@ def predict(words: list[str]) -> None:
 
     rows = predict_files(Path(rest[0]), [Path(file) for file in rest[1:]])
     for row in rows:
-        texts = (" ".join(value) if isinstance(value, list) else str(value) for value in row.values())
-        print(json.dumps(row) if "--json" in options else "\t".join(texts))
+        print(json.dumps(row) if "--json" in options else "\t".join(map(in_line, row.values())))
 
 
 # -- words of the command line
@@ -280,6 +326,16 @@ def print_rows(header: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*map(Text, row))  # Text, because a str would be read as markup
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def in_line(value: object) -> str:
+    """A value of a prediction: words and tags with spaces, entities as 0-13 person "Angela Merkel"."""
+    if not isinstance(value, list):
+        return str(value)
+    return " ".join(
+        item if isinstance(item, str) else f'{item["start"]}-{item["end"]} {item["type"]} "{item["text"]}"'
+        for item in value
+    )
 
 
 def in_words(value: object) -> str:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+StudyName = Literal["probing", "tracking", "gallery", "bias"]
+
 
 @dataclass
 class Training:
@@ -11,6 +13,8 @@ class Training:
     Args:
         epochs: passes over a task's training examples.
         batch_size: examples per step. Methods that replay give `replay_ratio` of it to the memory once there is one.
+        bucketing: texts and entities: training batches of texts of similar lengths, so that less is padded. Prediction
+            always does so.
         replay_ratio: share of a batch drawn from memory; 0 replays nothing.
         buffer_view: replayed examples are seen in a fresh random view at each draw, or in one view per epoch.
         optimiser: "sgd" for pictures, "adamw" for texts and entities.
@@ -31,6 +35,7 @@ class Training:
 
     epochs: int = 5
     batch_size: int = 128
+    bucketing: bool = False
     replay_ratio: float = 0.5
     buffer_view: Literal["fresh", "epoch"] = "fresh"
     optimiser: Literal["sgd", "adamw"] = "sgd"
@@ -140,4 +145,5 @@ class Config:
     train: Training = field(default_factory=Training)
     measure: Measures = field(default_factory=Measures)
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
+    studies: list[StudyName] = field(default_factory=list)  # what is observed beside the measures: docs/studies.md
     seed: int = 0

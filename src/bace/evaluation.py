@@ -18,28 +18,29 @@ CHANCE_DRAWS = 5  # random heads that make up "chance" in forward transfer
 def evaluate_seen(method: Method, task: Task, *, lenient: bool = False) -> tuple[list[float], dict[str, Any]]:
     """The score of every task up to `task`, without telling the method which task an example is from; and the details:
     entity scores, or accuracy over all examples and per class, with the confusion matrix after the last task; and the
-    scores by each of the method's other scorers."""
+    scores by each of the method's other scorers, and where not all test examples were evaluated how many were."""
     stream = method.stream
     details, truths, guesses = [], [], []
     others: dict[str, list[float]] = {scorer: [] for scorer in method.scorers}
-    for earlier in stream[: task.index + 1]:
-        with stream.licence("evaluation", earlier.test):
-            rows, predicted = predict(method, earlier.test)
+    asked = [method.evaluated(earlier) for earlier in stream[: task.index + 1]]
+    for earlier, examples in zip(stream[: task.index + 1], asked, strict=True):
+        with stream.licence("evaluation", examples):
+            rows, predicted = predict(method, examples)
             for scorer, scores in others.items():
-                other = predict(method, earlier.test, scorer)[1]
+                other = predict(method, examples, scorer)[1]
                 scores.append(score(stream, earlier, rows, other, lenient=lenient)["score"])
         details.append(score(stream, earlier, rows, predicted, lenient=lenient))
         truths.append(stream.targets[rows])
         guesses.append(predicted)
     row = [detail.pop("score") for detail in details]
+    detail: dict[str, Any] = {"scorers": others}
+    if any(len(examples) < len(earlier.test) for earlier, examples in zip(stream, asked, strict=False)):
+        detail["evaluated"] = [len(examples) for examples in asked]
     if stream.background is not None:
-        return row, {"scores": details, "scorers": others}
+        return row, detail | {"scores": details}
     truth, guess, classes = torch.cat(truths), torch.cat(guesses), task.classes.stop
-    detail: dict[str, Any] = {
-        "sample_accuracy": metrics.accuracy(guess, truth),
-        "per_class": metrics.per_class_accuracy(guess, truth, classes),
-        "scorers": others,
-    }
+    detail["sample_accuracy"] = metrics.accuracy(guess, truth)
+    detail["per_class"] = metrics.per_class_accuracy(guess, truth, classes)
     if task.index == len(stream) - 1:
         detail["confusion"] = metrics.confusion_matrix(guess, truth, classes).tolist()
     return row, detail
@@ -50,12 +51,10 @@ def predict(
 ) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) predicted classes
     """Predicted classes of all rows of these examples, among all classes seen so far."""
     method.eval()
-    rows, predicted = [], []
-    for part in examples.split(method.training_settings.eval_batch_size):
-        batch = method.stream.batch(part)
-        rows.append(batch.rows)
-        predicted.append(method.predict(batch, scorer).argmax(1).cpu())
-    return torch.cat(rows), torch.cat(predicted)
+    stream = method.stream
+    parts, in_order = stream.bucketed(examples, method.training_settings.eval_batch_size)
+    predicted = torch.cat([method.predict(stream.batch(part), scorer).argmax(1).cpu() for part in parts])
+    return stream.rows_of(examples)[0], in_order(predicted)
 
 
 def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenient: bool = False) -> dict[str, float]:
@@ -78,6 +77,8 @@ def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenien
         "micro_f1": result.micro_f1,
         "precision": result.precision,
         "recall": result.recall,
+        "macro_precision": result.macro_precision,
+        "macro_recall": result.macro_recall,
         "foreign_rate": result.foreign_rate,
     }
 

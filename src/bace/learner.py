@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,14 @@ from torch import Tensor
 from bace import checkpoint
 from bace.config import Config
 from bace.data.benchmarks import Part, class_names, class_ranges, cut_of, make_examples, table_targets
-from bace.data.entities import Entities
+from bace.data.entities import Entities, Span, joined, spans, split_words
 from bace.data.images import Images
 from bace.data.sources import Table, as_inputs, from_arrays
 from bace.data.texts import Texts
 from bace.errors import CheckpointError, ConfigError, DataError
 from bace.method import Method
 from bace.methods import find_method
+from bace.room import check_room
 from bace.runner import attach, check_memory, load_backbone, make_method, prepare_torch, read_run
 from bace.settings import config_from, flatten
 from bace.stream import NO_IDS, Examples, Modality, Stream, Task
@@ -84,6 +86,8 @@ class Learner:
                 "a Learner has no validation data and makes a new optimiser at each call: leave out train.early_stop "
                 "and train.reset_optimiser"
             )
+        if config.studies:
+            raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
         part = Part(f"task {len(self.tasks) + 1}", table.names, table, table)
         tasks = [*self.tasks, table.names]
         stream = self._stream(table, part, tasks, config)
@@ -91,6 +95,7 @@ class Learner:
         saved = None if self.method is None else {k: _copied(v) for k, v in self.method.state_dict().items()}
         try:
             method = self._method_for(stream, config)
+            check_room(method, [len(self.tasks)])
             trainer = Trainer(method, stream, config)
             trainer.at = At(task=len(self.tasks))
             trainer.learn(stream[-1])
@@ -108,12 +113,30 @@ class Learner:
         return self
 
     def predict(self, x: Any) -> list[Any]:
-        """The class of each example, named as it was given; for sentences, the tag of each word."""
+        """The class of each example, named as it was given. Of sentences: the tag of each word where they are lists of
+        words, the `entities` where they are strings."""
+        if self.modality == "token" and not isinstance(x, str) and any(isinstance(item, str) for item in x):
+            return self.entities(x)
         rows = self.scores(x)
         names = self._names() if self.modality == "token" else self.classes_
         if isinstance(rows, list):
             return [[names[c] for c in sentence.argmax(1).tolist()] for sentence in rows]
         return [names[c] for c in rows.argmax(1).tolist()]
+
+    def entities(self, x: Sequence[str | Sequence[str]]) -> list[list[Span]]:
+        """The entities of each sentence, as (start, end, type, text) with positions in characters.
+
+        Args:
+            x: sentences, or longer texts, as strings; or as lists of words, whose positions are then those in the words
+                joined by spaces.
+        """
+        if self.modality not in (None, "token"):
+            raise ConfigError(f"this learner was taught {self.modality} data: entities are found by one taught tags")
+        if isinstance(x, str):
+            raise DataError("one string is no list of sentences: put it in a list")
+        found = [(item, split_words(item)) if isinstance(item, str) else joined(item) for item in x]
+        tags = self.predict([[text[start:end] for start, end in words] for text, words in found])
+        return [spans(text, words, own) for (text, words), own in zip(found, tags, strict=True)]
 
     def scores(self, x: Any) -> Tensor | list[Tensor]:
         """A score per class, in the order of `classes_`; for sentences one (words, tags) tensor each."""
@@ -130,9 +153,11 @@ class Learner:
         asked = Stream(data, torch.zeros(rows, dtype=torch.int64), [], self._names())
         asked.device = self.method.stream.device
         self.method.eval()
+        if cost := self.method.prediction_cost(len(data)):
+            logging.getLogger("bace").info(cost)
         with asked.licence("prediction", everything):
-            parts = everything.split(self.config.train.eval_batch_size)
-            scores = torch.cat([self.method.predict(asked.batch(part)).cpu() for part in parts])
+            parts, in_order = asked.bucketed(everything, self.config.train.eval_batch_size)
+            scores = in_order(torch.cat([self.method.predict(asked.batch(part)).cpu() for part in parts]))
         return list(scores.split([len(sentence) for sentence in inputs])) if self.modality == "token" else scores
 
     # -- saving

@@ -149,3 +149,41 @@ def old_logit_mse(
     """(z_old - z0_old)^2 over the teacher's columns: mean over rows and columns, or (`sum`) over rows only."""
     difference = (student[:, : teacher.shape[1]] - teacher) ** 2
     return difference.mean() if reduction == "mean" else difference.sum(1).mean()
+
+
+def supervised_contrast(
+    embeddings: Tensor,  # (rows, width), of length 1
+    targets: Tensor,  # (rows,)
+    anchors: Tensor,  # (rows,) bool
+    *,
+    tau: float,
+    base: float = 0.07,
+) -> Tensor:  # ()
+    """Co2L's asymmetric contrast: tau/base times the mean over all rows i, those that are no anchors counting 0, of
+    -mean over p (same label, p != i) of log( exp(u_i.u_p / tau) / sum_{a != i} exp(u_i.u_a / tau) ).
+
+    With anchors everywhere it is Khosla et al.'s supervised contrast. A row without any other of its label counts 0."""
+    positive = (targets[:, None] == targets).fill_diagonal_(False)
+    log_share = _log_shares(embeddings, tau).masked_fill(~positive, 0.0)
+    mean = log_share.sum(1) / positive.sum(1).clamp(min=1)
+    return -tau / base * (mean * anchors).mean()
+
+
+def relation_distillation(
+    student: Tensor,  # (rows, width), of length 1
+    teacher: Tensor,  # (rows, width), of length 1
+    *,
+    kappa: float,
+    kappa_teacher: float,
+) -> Tensor:  # ()
+    """Co2L's instance-wise relations: mean over rows i of -sum_{a != i} p'_ia log p_ia, where p_i = softmax over a != i
+    of u_i.u_a / kappa, and p' is the teacher's at its own temperature."""
+    wanted = _log_shares(teacher.detach(), kappa_teacher).exp()
+    itself = torch.eye(len(student), dtype=torch.bool, device=student.device)
+    return -(wanted * _log_shares(student, kappa).masked_fill(itself, 0.0)).sum(1).mean()
+
+
+def _log_shares(embeddings: Tensor, tau: float) -> Tensor:  # (rows, width) -> (rows, rows)
+    """log softmax over a != i of u_i.u_a / tau; -inf on the diagonal."""
+    itself = torch.eye(len(embeddings), dtype=torch.bool, device=embeddings.device)
+    return F.log_softmax((embeddings @ embeddings.T / tau).masked_fill(itself, -torch.inf), 1)

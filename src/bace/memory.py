@@ -94,10 +94,12 @@ class Memory(ElasticBuffers):
             setattr(self, name, values)
 
     def add(self, examples: Tensor, task: int, group: Tensor, **notes: Tensor) -> None:
-        """Append slots."""
+        """Append slots; a note that is kept but not given is NaN until it is."""
         columns = {"examples": examples, "task": torch.full_like(examples, task), "group": group}
         for name, new in columns.items():
             setattr(self, name, torch.cat([getattr(self, name), new]))
+        missing = {name: getattr(self, name) for name in self.notes if name not in notes}
+        notes |= {name: old.new_full((len(examples), *old.shape[1:]), math.nan) for name, old in missing.items()}
         for name, new in notes.items():
             old = getattr(self, name) if name in self._buffers else new[:0]
             self.note(name, _cat_wider(old, new))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from bace.config import Training
 from bace.memory import ElasticBuffers, Memory, herd
 from bace.models.heads import imprint
-from bace.models.model import Model, Output, frozen_copy
+from bace.models.model import Model, Output, frozen_copy, parameter_count
+from bace.neighbours import NeighbourTable
 from bace.randomness import derive, generator
 from bace.stream import Batch, Modality, Stream, Task
 
@@ -62,12 +63,15 @@ class Stage:
     module: Callable[[], nn.Module]  # what is trained and put in train mode; everything else is in eval mode
     # what is optimised, the rest of the module asking for no gradient meanwhile; default: all of the module's
     parameters: Callable[[], Iterable[nn.Parameter]] | None = None
+    # an epoch's ids in their order, as many as `examples`; default: each once, shuffled
+    sampler: Callable[[torch.Generator], Tensor] | None = None
     augment: bool = True  # random views; otherwise clean ones
     cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
     optimise: bool = True  # False: a stage without gradients
-    lr: float | None = None  # default: the run's, as for the optimiser, momentum and schedule
+    lr: float | None = None  # default: the run's, as for the optimiser, momentum, clip and schedule
     optimiser: Literal["sgd", "adamw"] | None = None
     momentum: float | None = None
+    clip: float | None = None
     schedule: Callable[[float], float] | None = None  # epochs done (a fraction too) -> factor of the learning rate
     structure: Callable[[], None] | None = None
     prepare: Callable[[], None] | None = None
@@ -101,7 +105,9 @@ class Method(ElasticBuffers):
     uses_memory: ClassVar[bool] = False
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
+    one_encoder: ClassVar[bool] = True  # the features of all classes are of one space: studies can compare them
     keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
+    networks: ClassVar[int] = 1  # of the encoder's size, kept in parameters and buffers; the teacher comes on top
     scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
 
     model: Model
@@ -182,9 +188,36 @@ class Method(ElasticBuffers):
             out: Output = self.model(batch)
         return out.logits
 
+    def evaluated(self, task: Task) -> Tensor:  # (examples,) ids
+        """The test examples of a task that are evaluated: all of them, unless predicting one takes too long for that.
+        Where it is a sample, metrics.json says so."""
+        return task.test
+
+    def prediction_cost(self, examples: int) -> str | None:
+        """What it takes to predict so many examples, in words, if that is far more than a pass each; said before it
+        starts."""
+        return None
+
     def validation_loss(self, examples: Tensor) -> float | None:
         """What early stopping watches, on clean views; None: this stage is never cut short."""
         return float(F.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
+
+    def needs(self, task: int) -> tuple[int, int]:
+        """Numbers kept, and numbers trained at once, while task `task` (the first is 0) is learned: it is told before a
+        run what that takes, and a run that cannot fit is refused. Heads are too small to count."""
+        encoder = self.model.encoder
+        networks = self.networks + (self.keeps_teacher and task > 0)
+        return parameter_count(encoder) * networks, parameter_count(encoder, trained_only=True)
+
+    # -- for studies, which look on (docs/studies.md)
+
+    def epoch_table(self) -> NeighbourTable | None:
+        """The neighbours in use in this epoch, of methods that use any."""
+        return None
+
+    def report(self) -> dict[str, float]:
+        """Small numbers that the method has learned by the end of a task, by name."""
+        return {}
 
     # -- what methods are made of
 
@@ -251,12 +284,16 @@ class Method(ElasticBuffers):
         for group, members in self.stream.by_group(examples).items():
             free = members[~taken[members]]
             if self.memory.select == "herding" and self.stream.modality != "token":
-                order = herd(self.outputs(free).features, count)
+                order = herd(self.herded(free), count)
             else:
                 order = torch.randperm(len(free), generator=generator(self.now.seed, "keep", task.index, group))
             chosen[group] = free[order[:count]]
             taken[chosen[group]] = True
         return chosen
+
+    def herded(self, examples: Tensor) -> Tensor:  # (examples, width)
+        """The features that herding goes by."""
+        return self.outputs(examples).features
 
     def imprint(self, task: Task) -> None:
         """Make the task's head rows from data: the mean features of their classes (bace.md 1.4)."""
@@ -274,9 +311,9 @@ class Method(ElasticBuffers):
 
     def outputs(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
         """Features and logits of all rows of these examples, on the CPU (see `peek`)."""
-        parts = examples.split(self.training_settings.eval_batch_size)
+        parts, in_order = self.stream.bucketed(examples, self.training_settings.eval_batch_size)
         out = self.peek((self.stream.batch(part, view=view) for part in parts), model)
-        return Output(out.features.cpu(), out.logits.cpu())
+        return Output(in_order(out.features.cpu()), in_order(out.logits.cpu()))
 
     def peek(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
         """Features, logits and (texts: of batches of one length) taps without gradient and in eval mode; a model in
@@ -286,7 +323,7 @@ class Method(ElasticBuffers):
         if was_training:
             model.eval()
         with torch.inference_mode():
-            features, logits, tapped = zip(*(model(batch, taps=taps) for batch in batches), strict=True)
+            features, logits, tapped, *_ = zip(*(model(batch, taps=taps) for batch in batches), strict=True)
         if was_training:
             model.train()
         # concatenating outside of inference mode makes ordinary tensors, which a loss may take

@@ -5,7 +5,7 @@ with every class seen so far as a possible answer. All indices count from 0.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,7 +122,8 @@ class EntityScores:
     """Entity scores in percent; an entity is right if its first word, last word and type are.
 
     Precision, recall and `micro_f1` count entities. `macro_f1` is the mean of `per_type`, which leaves out the task's
-    types that are neither in the gold tags nor predicted. `foreign_rate` is the share of predicted entities whose type
+    types that are neither in the gold tags nor predicted; macro precision and recall are means over the same types.
+    `foreign_rate` is the share of predicted entities whose type
     is not the task's; macro F1 sees them only where they displace a right one. 0 where there is nothing to count.
     """
 
@@ -130,6 +131,8 @@ class EntityScores:
     micro_f1: float
     precision: float
     recall: float
+    macro_precision: float
+    macro_recall: float
     foreign_rate: float
     per_type: dict[str, float]
 
@@ -192,16 +195,15 @@ def entity_scores(
     every = in_predicted.total()
     # An entity of a foreign type neither starts nor prolongs one of the task's, so dropping it is tagging it O.
     counted = own if foreign == "outside" else every
-    per_type = {
-        kind: _f1(right[kind], in_predicted[kind], in_gold[kind])
-        for kind in dict.fromkeys(types)
-        if in_gold[kind] or in_predicted[kind]
-    }
+    shown = [kind for kind in dict.fromkeys(types) if in_gold[kind] or in_predicted[kind]]
+    per_type = {kind: _f1(right[kind], in_predicted[kind], in_gold[kind]) for kind in shown}
     return EntityScores(
-        macro_f1=sum(per_type.values()) / len(per_type) if per_type else 0.0,
+        macro_f1=_mean(per_type.values()),
         micro_f1=_f1(right.total(), counted, in_gold.total()),
         precision=_share(right.total(), counted),
         recall=_share(right.total(), in_gold.total()),
+        macro_precision=_mean([_share(right[kind], in_predicted[kind]) for kind in shown]),
+        macro_recall=_mean([_share(right[kind], in_gold[kind]) for kind in shown]),
         foreign_rate=_share(every - own, every),
         per_type=per_type,
     )
@@ -209,6 +211,10 @@ def entity_scores(
 
 def _share(part: int, whole: int) -> float:
     return 100 * part / whole if whole else 0.0
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _f1(right: int, predicted: int, gold: int) -> float:

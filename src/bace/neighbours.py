@@ -38,6 +38,7 @@ class NeighbourTable:
     neighbours: Tensor  # (anchors, K) row ids; -1: none
     log_weight_anchor: Tensor  # (anchors,)
     log_weights: Tensor  # (anchors, K); -inf where there is no neighbour
+    distances: Tensor  # (anchors, K); inf where there is no neighbour
 
     def of(self, rows: Tensor, device: torch.device, *, once: bool = True) -> Near:
         """The neighbours of these anchors; `once`: one that several anchors share is passed once."""

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
+from bace.data.entities import spans, split_words
 from bace.errors import DataError
 from bace.learner import Learner
 
 
 def predict_files(folder: Path, files: list[Path]) -> list[dict[str, Any]]:
-    """A row per picture; per line of a text file (a text, or a sentence whose words are separated by spaces)."""
+    """A row per picture; per line of a text file (a text; or a sentence, whose entities' positions are characters of
+    the line)."""
     learner = Learner.from_run(folder)
     for file in files:
         if not file.is_file():
@@ -22,11 +24,17 @@ def predict_files(folder: Path, files: list[Path]) -> list[dict[str, Any]]:
         return _rows([where for where, _ in lines], [line for _, line in lines], learner)
     if not lines:
         return []
-    sentences = [line.split() for _, line in lines]
+    words = [split_words(line) for _, line in lines]
+    sentences = [[line[start:end] for start, end in own] for (_, line), own in zip(lines, words, strict=True)]
     tags = learner.predict(sentences)
     return [
-        {"where": where, "words": words, "tags": own}
-        for (where, _), words, own in zip(lines, sentences, tags, strict=True)
+        {
+            "where": where,
+            "words": sentence,
+            "tags": tagged,
+            "entities": [span._asdict() for span in spans(line, own, tagged)],
+        }
+        for (where, line), own, sentence, tagged in zip(lines, words, sentences, tags, strict=True)
     ]
 
 

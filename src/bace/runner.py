@@ -31,6 +31,7 @@ from bace.models.encoders import Encoder, freeze_prefix, load_encoder
 from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
+from bace.room import bytes_needed, check_room
 from bace.settings import config_from
 from bace.stream import Stream
 from bace.trainer import Results, Trainer
@@ -44,6 +45,7 @@ class Result:
     matrix: list[list[float]]
     folder: Path | None
     method: Method = field(repr=False)
+    studies: dict[str, Any] = field(default_factory=dict, repr=False)  # what studies.json holds
 
 
 def run(
@@ -52,6 +54,7 @@ def run(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     show: Callable[[float, str], None] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
     **settings: Any,
 ) -> Result:
     """Learn a benchmark with a method, as `bace run` does.
@@ -62,16 +65,17 @@ def run(
         out: the run folder to write; None writes nothing.
         resume: a run folder to continue, with the settings it was started with.
         show: called with the share done and a line of text, for a progress bar.
+        tell: called before training with a line that says how much memory it will take.
     """
     if resume is not None:
         if config is not None or settings or out is not None:
             raise ConfigError("a resumed run keeps its own settings: give `resume` alone")
-        return _run_in(Path(resume), None, show)
+        return _run_in(Path(resume), None, show, tell)
     if not isinstance(config, Config):
         config = config_from({**(config or {}), **settings})
     if out is None:
-        return _finish(_trainer(config, show=show), None)
-    return _run_in(Path(out), config, show)
+        return _finish(_trainer(config, tell, show=show), None)
+    return _run_in(Path(out), config, show, tell)
 
 
 # -- assembling
@@ -166,8 +170,9 @@ def prepare_torch(config: Config) -> None:
             raise ConfigError("train.precision bfloat16 does not work on this CPU (probed): use float32")
 
 
-def _trainer(config: Config, **callbacks: Any) -> Trainer:
+def _trainer(config: Config, tell: Callable[[str], None], **callbacks: Any) -> Trainer:
     method, stream = assemble(config)
+    tell(check_room(method, range(len(stream))))
     return Trainer(method, stream, config, **{k: v for k, v in callbacks.items() if v is not None})
 
 
@@ -177,7 +182,9 @@ def _trainer(config: Config, **callbacks: Any) -> Trainer:
 UNBEGUN = {".lock", "log.jsonl", ".run.json.unfinished"}
 
 
-def _run_in(folder: Path, config: Config | None, show: Callable[[float, str], None] | None) -> Result:
+def _run_in(
+    folder: Path, config: Config | None, show: Callable[[float, str], None] | None, tell: Callable[[str], None]
+) -> Result:
     """Run or resume in a folder, which nobody else may use at the same time."""
     resume = config is None
     if config is None:
@@ -203,13 +210,16 @@ def _run_in(folder: Path, config: Config | None, show: Callable[[float, str], No
                 folder / "checkpoints", tensors, {**state, "log": log.size()}, keep=max(1, config.checkpoint.keep)
             )
 
-        trainer = _trainer(config, log=log, save=save, show=show)
+        trainer = _trainer(config, tell, log=log, save=save, show=show)
+        needed = bytes_needed(trainer.method, range(len(trainer.stream)))
         if not resume:
             write_json(folder / "run.json", describe(config, trainer.stream))
         found = checkpoint.load(folder / "checkpoints") if resume else None
         if found is not None:
             trainer.restore(*found)
         log.cut(found[1]["log"] if found else 0)
+        if found is None:
+            log({"event": "start", "needed": needed})
         return _finish(trainer, folder)
 
 
@@ -223,11 +233,14 @@ def _in_use(folder: Path) -> bool:
 def _finish(trainer: Trainer, folder: Path | None) -> Result:
     results = trainer.run()
     trainer.tick()
+    studies = trainer.findings()
     numbers = summary(results, trainer.stream, trainer.config)
     if folder is not None:
         write_text(folder / "matrix.csv", matrix_csv(results.matrix))
+        if studies:
+            write_json(folder / "studies.json", studies)
         write_json(folder / "metrics.json", numbers)
-    return Result(numbers, results.matrix, folder, trainer.method)
+    return Result(numbers, results.matrix, folder, trainer.method, studies)
 
 
 def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
@@ -237,8 +250,11 @@ def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
     if config.measure.fgt_max == "all":
         numbers["FGT"] = numbers["FGT_all"]
     numbers["seconds"] = round(results.seconds, 3)
+    numbers["kept"] = [detail["kept"] for detail in results.details]  # bytes, after each task
     numbers["licences"] = stream.licences  # what was read beside the task's own examples and the memory
     numbers["score"] = "accuracy" if stream.background is None else "macro F1"
+    if "evaluated" in last:
+        numbers["evaluated"] = last["evaluated"]  # so many test examples of each task, not all
     if last["scorers"]:
         by_scorer = {name: [detail["scorers"][name] for detail in results.details] for name in last["scorers"]}
         numbers["scorers"] = {name: metrics.summary(matrix) for name, matrix in by_scorer.items()}

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from bace.config import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
+from bace.config import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, StudyName, Training
 from bace.data.benchmarks import Cut, find_benchmark
 from bace.errors import ConfigError, nearest
 from bace.methods import find_method
@@ -29,11 +29,13 @@ SECTIONS: dict[str, type] = {
     "checkpoint": Checkpoints,
 }
 SHORT = {"benchmark": "name", "method": "name", "backbone": "name", "memory": "size"}  # `--memory 50`, `method: bace`
+MANY = {"studies"}  # flags of several words: `--studies probing tracking`
 RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least and the greatest value
     "benchmark.train_per_class": (1, math.inf),
     "benchmark.test_per_class": (1, math.inf),
     "benchmark.val_fraction": (0, 0.9),
     "benchmark.max_length": (8, math.inf),
+    "benchmark.image_size": (1, math.inf),
     "benchmark.test_fraction": (0, 0.9),
     "head.sigma_init": (1e-6, math.inf),
     "backbone.freeze": (0, math.inf),
@@ -102,7 +104,11 @@ def flag_values(flags: Sequence[str]) -> dict[str, str]:
             )
         if not words or words[0].startswith("--"):
             raise ConfigError(f"{word} needs a value")
-        found[word[2:]] = words.pop(0)
+        values = [words.pop(0)]
+        while word[2:] in MANY and words and not words[0].startswith("--"):
+            values.append(words.pop(0))
+        listed = word[2:] in MANY and not values[0].startswith("[")
+        found[word[2:]] = f"[{', '.join(values)}]" if listed else " ".join(values)
     return found
 
 
@@ -123,6 +129,7 @@ def make_parser(method: str, benchmark: str) -> ArgumentParser:
     parser.add_class_arguments(find_method(method), "method")
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
+    parser.add_argument("--studies", type=list[StudyName], default=[], help="names of studies: docs/studies.md")
     parser.add_argument("--seed", type=int, default=0, help="of everything random; the class order has its own")
     return parser
 
@@ -131,12 +138,13 @@ def valid_settings(method: str) -> list[str]:
     own = [f"method.{name}" for name in find_method(method).hyper_parameters()]
     cut = [f"benchmark.{f.name}" for f in dataclasses.fields(Cut)]
     rest = [f"{name}.{f.name}" for name, section in SECTIONS.items() for f in dataclasses.fields(section)]
-    return ["seed", "benchmark.name", "method.name", *own, *cut, *rest]
+    return ["seed", "studies", "benchmark.name", "method.name", *own, *cut, *rest]
 
 
 def as_config(parsed: Namespace) -> Config:
     sections = {name: section(**vars(parsed[name])) for name, section in SECTIONS.items()}
-    return Config(vars(parsed["benchmark"]), vars(parsed["method"]), seed=parsed["seed"], **sections)
+    rest = {name: parsed[name] for name in ("studies", "seed")}
+    return Config(vars(parsed["benchmark"]), vars(parsed["method"]), **rest, **sections)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -238,7 +246,7 @@ def setting_types(method: str) -> dict[str, Any]:
     """The annotation of every setting."""
     sources: dict[str, Any] = {"benchmark": Cut, "method": find_method(method).__init__, **SECTIONS}
     hints = {f"{section}.{k}": v for section, source in sources.items() for k, v in get_type_hints(source).items()}
-    return {**hints, "seed": int}
+    return {**hints, "seed": int, "studies": list[StudyName]}
 
 
 def _spell(annotation: Any) -> str:
@@ -278,6 +286,9 @@ def explain(config: Config) -> list[tuple[str, str, str]]:
     names = ["seed", *(key for key in valid_settings(str(config.method["name"])) if not key.endswith(".name"))]
     meanings = {f"{section}.{k}": v for section, source in sources.items() for k, v in documented(source).items()}
     meanings["seed"] = "of everything random; the class order has its own, benchmark.seed"
+    meanings["studies"] = (
+        f"what is observed beside the measures, any of {', '.join(get_args(StudyName))}; feeds nothing back"
+    )
     return [(name, _as_typed(values.get(name)), meanings.get(name, "")) for name in dict.fromkeys(names)]
 
 

@@ -4,7 +4,7 @@ A *row* is what gets a label: an image, a text, or a word of a sentence. An *exa
 image, a text, a sentence. For images and texts the two are the same thing and share their ids.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, overload
@@ -16,6 +16,7 @@ from bace.errors import DataError, StreamRefused
 
 Modality = Literal["image", "text", "token"]
 View = int | None  # the key of a random view (see Now.view); None is the clean view
+BUCKET = 50  # batches whose examples are sorted by length together, where training batches are bucketed
 MIRRORED: View = -1  # the clean view left to right, of pictures that are mirrored in training; others stay as they are
 
 
@@ -36,6 +37,18 @@ class Batch:
     def owner(self) -> Tensor:
         """(rows,) position of each row's example in the batch."""
         return torch.arange(len(self), device=self.targets.device) if self.at is None else self.at[:, 0]
+
+    def pick(self, rows: Tensor) -> "Batch":  # (picked,) positions of rows in the batch
+        """Exactly these rows, in this order, with no other examples than theirs; texts are padded no further."""
+        examples, at = rows, None
+        if self.at is not None:
+            examples, inverse = torch.unique(self.at[rows, 0], return_inverse=True)
+            at = torch.stack([inverse, self.at[rows, 1]], dim=1)
+        inputs = {key: value[examples] for key, value in self.inputs.items()}
+        if "attention_mask" in inputs:
+            length = int(inputs["attention_mask"].sum(1).max())
+            inputs = {key: value[:, :length] for key, value in inputs.items()}
+        return Batch(inputs, self.targets[rows], self.examples[examples.cpu()], self.rows[rows], at)
 
     @staticmethod
     def cat(first: "Batch", second: "Batch | None") -> "Batch":
@@ -72,6 +85,9 @@ class Examples(Protocol):
 
     @property
     def positions(self) -> Tensor | None: ...  # (rows,) token position of each row in its sentence; tokens only
+
+    @property
+    def lengths(self) -> Tensor | None: ...  # (examples,) tokens of each example; None: all are of one size
 
     def __len__(self) -> int: ...
 
@@ -191,6 +207,32 @@ class Stream(Sequence[Task]):
         for group in sorted(shows, key=lambda group: (-len(shows[group]), group)):
             chosen[shows[group]] = group
         return chosen
+
+    # -- batches of similar lengths, so that little is padded
+
+    def bucketed(self, examples: Tensor, size: int) -> tuple[Sequence[Tensor], Callable[[Tensor], Tensor]]:
+        """These examples in parts of `size`, the longest first; and what brings a result with an entry for each row of
+        the parts, one part after the other, into the order of the examples. Pictures stay in their order."""
+        if self.data.lengths is None or len(examples) <= size:
+            return examples.split(size), lambda values: values
+        order = torch.argsort(self.data.lengths[examples], descending=True, stable=True)
+        _, owner = self.rows_of(examples[order])
+        back = torch.argsort(order[owner], stable=True)
+        return examples[order].split(size), lambda values: values[back]
+
+    def shuffled(self, examples: Tensor, size: int, rng: torch.Generator, *, bucketing: bool) -> list[Tensor]:
+        """These examples in random batches. With `bucketing` each has texts of similar lengths: the shuffled examples
+        are sorted inside windows of BUCKET batches, and the batches are shuffled again. The batch that is not full, if
+        there is one, is a random one, so that no length is always in it."""
+        order = examples[torch.randperm(len(examples), generator=rng)]
+        if not bucketing or self.data.lengths is None:
+            return list(order.split(size))
+        rest = len(order) % size
+        batches = [order[:rest]] if rest else []
+        for start in range(rest, len(order), BUCKET * size):
+            window = order[start : start + BUCKET * size]
+            batches += window[torch.argsort(self.data.lengths[window], stable=True)].split(size)
+        return [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
 
     # -- what may be read
 

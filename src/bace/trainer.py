@@ -20,7 +20,9 @@ from bace.errors import CheckpointError, TrainingError
 from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
 from bace.randomness import derive, seed_dropout
+from bace.room import bytes_kept
 from bace.stream import Stream, Task
+from bace.studies import STUDIES, Seen
 
 
 @dataclass
@@ -36,6 +38,7 @@ class At:
     sums: dict[str, float] = field(default_factory=dict)  # loss terms of the epoch so far
     best: float | None = None  # validation loss, for early stopping
     stale: int = 0
+    noted: dict[str, dict[str, Any]] = field(default_factory=dict)  # by studies, in the task's last epoch
 
 
 @dataclass
@@ -46,6 +49,7 @@ class Results:
     before: list[float] = field(default_factory=list)  # score of tasks 2.. with imprinted rows, before learning them
     chance: list[float] = field(default_factory=list)  # the same with random rows
     details: list[dict[str, Any]] = field(default_factory=list)  # per task: everything else
+    studies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by study: a record of each task
     seconds: float = 0.0
 
 
@@ -72,6 +76,7 @@ class Trainer:
     ) -> None:
         self.method, self.stream, self.config = method, stream, config
         self.log, self.save, self.show = log, save, show
+        self.studies = {name: STUDIES[name] for name in config.studies}
         self.at, self.results = At(), Results()
         self.optimiser: torch.optim.Optimizer | None = None
         self.saved_optimiser: dict[str, Tensor] = {}  # by parameter and slot, from the checkpoint
@@ -141,9 +146,9 @@ class Trainer:
             self.open()  # what has left the memory since is closed
             method.eval()
             method.before_epoch(stage)
+            self.note()
             module.train()
-            order = examples[torch.randperm(len(examples), generator=now.rng("order"))]
-            for ids in order.split(stage.batch_size)[at.step :]:
+            for ids in self.batches(stage, examples)[at.step :]:
                 now.step = at.step
                 self.set_learning_rate(stage, at.epoch + at.step / now.steps)
                 view = now.view() if stage.augment else None
@@ -164,6 +169,16 @@ class Trainer:
         for p in resting:
             p.requires_grad_(True)
         module.eval()
+        if self.optimiser is not None:
+            self.optimiser.zero_grad(set_to_none=True)  # not to be kept beside those of the next stage
+
+    def batches(self, stage: Stage, examples: Tensor) -> list[Tensor]:
+        """The ids of an epoch, batch by batch."""
+        rng = self.method.now.rng("order")
+        if stage.sampler:
+            return list(stage.sampler(rng).split(stage.batch_size))
+        bucketing = self.config.train.bucketing and not stage.cached
+        return self.stream.shuffled(examples, stage.batch_size, rng, bucketing=bucketing)
 
     def step(self, stage: Stage, batch: Any, parameters: list[nn.Parameter]) -> None:
         """Loss, gradient, update."""
@@ -177,8 +192,8 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
             total.backward()
             method.before_step(batch)
-            if self.config.train.clip:
-                nn.utils.clip_grad_norm_(parameters, self.config.train.clip)
+            if clip := self.config.train.clip if stage.clip is None else stage.clip:
+                nn.utils.clip_grad_norm_(parameters, clip)
             optimiser.step()
             for name, term in terms.items():
                 self.at.sums[name] = self.at.sums.get(name, 0.0) + float(term.detach())
@@ -188,10 +203,38 @@ class Trainer:
     def evaluate(self, task: Task) -> None:
         """One more row of the accuracy matrix."""
         self.set_stage("evaluate")
+        asked = sum(len(self.method.evaluated(earlier)) for earlier in self.stream[: task.index + 1])
+        if cost := self.method.prediction_cost(asked):
+            self.log({"event": "cost", "task": task.index + 1, "prediction": cost})
+            self.show((task.index + 1) / len(self.stream), cost)
         row, detail = evaluate_seen(self.method, task, lenient=self.config.measure.map_foreign_types_to_O)
         self.results.matrix.append(row)
-        self.results.details.append(detail)
-        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": metrics.average_accuracy(row)})
+        average, kept = metrics.average_accuracy(row), bytes_kept(self.method)
+        self.results.details.append({**detail, "kept": kept})
+        micro = {"micro_f1": [score["micro_f1"] for score in detail["scores"]]} if "scores" in detail else {}
+        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, **micro, "kept": kept})
+        self.observe(task, row)
+
+    def note(self) -> None:
+        """Let the studies see the epoch's tables. Again on resume, to the same end."""
+        for name, study in self.studies.items():
+            found = study.before_epoch and study.before_epoch(self.method, self.stream[self.at.task])
+            if found:
+                self.at.noted[name] = found
+
+    def observe(self, task: Task, scores: list[float]) -> None:
+        """Let the studies look at what the task has left. Their time is not counted as the method's."""
+        begun = time.monotonic()
+        seen = Seen(self.method, task, scores, self.config.measure.map_foreign_types_to_O, self.at.noted)
+        for name, study in self.studies.items():
+            self.show((task.index + 1) / len(self.stream), f"task {task.index + 1}/{len(self.stream)} {name}")
+            self.results.studies.setdefault(name, []).append(study.observe(seen))
+        self.clock += time.monotonic() - begun
+
+    def findings(self) -> dict[str, Any]:
+        """What the studies have found in the whole run: studies.json."""
+        records = self.results.studies
+        return {n: study.findings(records[n], self.stream, self.config) for n, study in self.studies.items()}
 
     def measure_transfer(self, task: Task) -> None:
         """Forward transfer, before a task is learned."""

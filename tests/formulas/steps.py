@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bace.config import Config
-from bace.method import Method
+from bace.method import Method, Stage
 from bace.models.model import Model
 from bace.runner import assemble
 from bace.settings import config_from
@@ -36,7 +36,8 @@ def make(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) -> tu
     settings = {"measure.fwt": False, "benchmark.tasks": [2, 2], "train.lr": 0.05, **backbone, **changes}
     config = config_from(tiny.settings(modality, method=method, **settings))
     learned, stream = assemble(config)
-    learned.to(torch.get_default_dtype())
+    if torch.get_default_dtype() == torch.float64:
+        learned.double()  # not `.to(float32)` otherwise: some statistics are kept in double precision
     return learned, stream, config
 
 
@@ -52,18 +53,47 @@ def at_task(tiny: Any, modality: str, method: dict[str, Any], task: int = 1, **c
 
 
 def begin(trainer: Trainer, task: int) -> None:
-    method, current = trainer.method, trainer.stream[task]
+    enter(trainer, task)
+    stand_at(trainer, trainer.method.stages(trainer.stream[task])[0])
+
+
+def enter(trainer: Trainer, task: int) -> None:
+    current = trainer.stream[task]
     trainer.enter(current)
-    method.before_task(current)
-    method.grow(current)
-    stage = method.stages(current)[0]
+    trainer.method.before_task(current)
+    trainer.method.grow(current)
+
+
+def stand_at(trainer: Trainer, stage: Stage) -> None:
+    """The first step of a stage."""
     trainer.set_stage(stage.name)
-    for make in (stage.structure, stage.prepare):
-        if make:
-            make()
-    method.eval()
-    method.before_epoch(stage)
+    for make_ready in (stage.structure, stage.prepare):
+        if make_ready:
+            make_ready()
+    trainer.method.eval()
+    trainer.method.before_epoch(stage)
     stage.module().train()
+
+
+def at_stage(
+    tiny: Any, modality: str, method: dict[str, Any], name: str, task: int = 1, **changes: Any
+) -> tuple[Any, Trainer, Stage]:
+    """A method that has learned the tasks before `task` and its stages before `name`, at the first step of that."""
+    learned, stream, config = make(tiny, modality, method, **changes)
+    trainer = Trainer(learned, stream, config)
+    for earlier in range(task):
+        trainer.at = At(task=earlier)
+        trainer.learn(stream[earlier])
+    enter(trainer, task)
+    trainer.at = At(task=task, phase="train")
+    stages = learned.stages(stream[task])
+    while stages[trainer.at.stage].name != name:
+        trainer.train(stages[trainer.at.stage], len(stages))
+        trainer.at = At(task=task, phase="train", stage=trainer.at.stage + 1)
+    stage = stages[trainer.at.stage]
+    stand_at(trainer, stage)
+    trainer.at.prepared = True
+    return learned, trainer, stage
 
 
 def changed_in_stages(trainer: Trainer) -> dict[tuple[int, str], set[str]]:

@@ -301,6 +301,19 @@ def _in_use(state: dict[str, Tensor], layer: str, kind: str) -> Tensor:
     return holds
 
 
+def test_all_weights_that_no_task_computes_with_are_free(tiny: Any) -> None:
+    method = hat_at(tiny)
+    masks = {id(p): mask for p, mask in method.gates.free()}
+    state, counts = weights(method.model), {0: 0, 1: 0}
+    for name, p in method.model.named_parameters():
+        if ".adapter." in name and name.endswith(("weight", "bias")):
+            layer, kind = name.rsplit(".", 1)
+            assert torch.equal(masks.pop(id(p)) == 0, _in_use(state, layer, kind))
+            counts[p.ndim - 1] += 1
+    assert not masks
+    assert counts == {0: 8, 1: 8}
+
+
 def test_gates_norms_and_heads_of_old_tasks_and_the_backbone_keep_every_bit(tiny: Any) -> None:
     method, stream, config = make(tiny, "image", SMALL, **{"train.weight_decay": 0.1})
     trainer = Trainer(method, stream, config)
@@ -337,7 +350,7 @@ def test_the_accumulated_mask_is_binary_and_only_grows(tiny: Any) -> None:
 def test_a_masked_step_holds_weights_scales_or_leaves_them(kind: str) -> None:
     """p_old + mask (p_new - p_old), under momentum and weight decay, with gradients that are there or not."""
     start = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    start[0, 0] = -0.0
+    start[0, 1:] = -0.0
     plain, masked = (nn.Parameter(start.clone()) for _ in range(2))
     mask = torch.tensor([[0.0] * 4, [0.25] * 4, [1.0] * 4])
     delta = DeltaMask([(masked, mask)])

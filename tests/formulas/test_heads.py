@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bace.models.heads import CosineHead, Head, LinearHead, imprint
+from bace.models.heads import AugmentedHead, CosineHead, Head, LinearHead, WideningHead, align, imprint
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -106,6 +106,32 @@ def test_linear_logits_by_hand() -> None:
     torch.testing.assert_close(head(torch.tensor([[2.0, 1.0]])), torch.tensor([[4.0, 5.5]]))
 
 
+def test_an_augmented_head_classifies_by_view_0_of_each_class() -> None:
+    head = AugmentedHead(2, views=3)
+    assert head.classes == 0
+    grown(head, 2, 1)
+    assert head.classes == 3
+    assert [len(block) for block in head.blocks] == [6, 3]
+    head.biases[1].data = torch.tensor([1.0, 2.0, 3.0])
+    features = torch.tensor([[2.0, 1.0], [0.0, -1.0]])
+    every = features @ torch.cat(list(head.blocks)).T + torch.tensor([0.0] * 6 + [1.0, 2.0, 3.0])
+    torch.testing.assert_close(head.all(features), every)
+    torch.testing.assert_close(head(features), every[:, [0, 3, 6]])
+
+
+def test_a_linear_head_can_start_at_zero() -> None:
+    head = grown(LinearHead(2, zero=True), 1, 2)
+    assert all(p.requires_grad and not p.any() for p in head.parameters())
+    assert torch.equal(head(torch.ones(4, 2)), torch.zeros(4, 3))
+
+
+def test_a_linear_head_without_bias_is_its_rows_alone() -> None:
+    head = grown(LinearHead(2, bias=False), 1, 1)
+    assert [p.shape for p in head.parameters()] == [(1, 2), (1, 2)]
+    head.blocks[0].data, head.blocks[1].data = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0]])
+    torch.testing.assert_close(head(torch.tensor([[2.0, 1.0]])), torch.tensor([[4.0, 5.0]]))
+
+
 @pytest.mark.parametrize("kind", [CosineHead, LinearHead])
 def test_a_head_without_classes_gives_no_columns(kind: type[Head]) -> None:
     assert kind(4).double()(torch.randn(3, 4, dtype=torch.float64)).shape == (3, 0)
@@ -139,3 +165,70 @@ def test_a_head_grows_where_it_lives() -> None:
         head.to("meta")
         head.grow(2, torch.Generator())
         assert {p.device.type for p in head.parameters()} == {"meta"}
+
+
+# -- features that widen
+
+
+def filled(head: WideningHead) -> WideningHead:
+    """Every number of the head another one."""
+    with torch.no_grad():
+        for i, p in enumerate(head.parameters()):
+            p.copy_(torch.randn(p.shape, generator=generator(100 + i)))
+    return head
+
+
+def test_a_widening_head_is_a_staircase() -> None:
+    """Branches of 2; tasks of 2, 1 and 2 classes, the last reading its own branch only."""
+    head = WideningHead(2)
+    head.grow(2, generator(0))
+    head.grow(1, generator(1))
+    head.grow(2, generator(2), newest_only=True)
+    assert [tuple(p.shape) for p in head.blocks] == [(2, 2), (1, 4), (2, 2)]
+    assert [tuple(p.shape) for p in head.columns] == [(2, 2), (3, 2)]
+    assert (head.width, head.classes) == (6, 5)
+    filled(head)
+    expected = np.zeros((5, 6))
+    (a, b, c), (d, e) = ([p.detach().numpy() for p in parts] for parts in (head.blocks, head.columns))
+    expected[:2, :2], expected[2:3, :4], expected[3:, 4:] = a, b, c
+    expected[:2, 2:4], expected[:3, 4:] = d, e
+    np.testing.assert_array_equal(head.weight.detach().numpy(), expected.astype(np.float32))
+    features = torch.randn(7, 6, generator=generator(9))
+    bias = np.concatenate([p.detach().numpy() for p in head.biases])
+    np.testing.assert_allclose(
+        head(features).detach().numpy(), features.numpy() @ expected.T + bias, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_widening_head_keeps_its_parameters_and_its_old_logits_when_it_grows() -> None:
+    head = filled(grown(WideningHead(3), 2, 2))  # type: ignore[arg-type]
+    features = torch.randn(4, 9, generator=generator(5))
+    before, parameters = head(features[:, :6]), list(head.parameters())
+    head.grow(3, generator(6))
+    torch.testing.assert_close(head(features)[:, :4], before)  # the new columns are zero
+    assert all(any(p is q for q in head.parameters()) for p in parameters)
+
+
+def test_a_widening_head_starts_as_a_linear_one() -> None:
+    wide, plain = grown(WideningHead(4), 3), grown(LinearHead(4), 3)
+    assert wide.state_dict().keys() == plain.state_dict().keys()
+    assert all(torch.equal(a, b) for a, b in zip(wide.parameters(), plain.parameters(), strict=True))
+    assert WideningHead(4)(torch.ones(2, 4)).shape == (2, 0)
+
+
+def test_a_new_auxiliary_head_takes_the_place_of_the_last() -> None:
+    head = grown(WideningHead(4), 2, 2)
+    for outputs in (3, 5):
+        head.assist(outputs, generator(0))  # type: ignore[operator]
+        assert head.auxiliary(torch.ones(1, 4)).shape == (1, outputs)  # type: ignore[operator]
+    assert len(list(head.parameters())) == 2 + 1 + 2 + 2
+
+
+def test_alignment_scales_the_newest_rows_by_hand() -> None:
+    """Mean norms of 1.5 and 3: the new rows are halved."""
+    head = grown(LinearHead(2), 2, 2)
+    head.blocks[0].data = torch.tensor([[1.5, 2.0], [0.0, 0.5]])  # norms 2.5, 0.5: mean 1.5
+    head.blocks[1].data = torch.tensor([[2.0, 0.0], [0.0, -4.0]])  # mean 3
+    align(head)
+    torch.testing.assert_close(head.blocks[1].data, torch.tensor([[1.0, 0.0], [0.0, -2.0]]))
+    torch.testing.assert_close(head.blocks[0].data, torch.tensor([[1.5, 2.0], [0.0, 0.5]]))

@@ -154,6 +154,7 @@ def test_entity_scores_by_hand() -> None:
     assert scores.micro_f1 == pytest.approx(200 / 7)  # 2 * 1 / (4 + 3)
     assert scores.per_type == {"A": 50, "B": 0}  # A: 1 of 2 and 1 of 2; C is neither there nor predicted
     assert scores.macro_f1 == 25
+    assert (scores.macro_precision, scores.macro_recall) == (25, 25)  # of A and B: 50 and 0
     assert scores.foreign_rate == 50
 
     lenient = entity_scores(gold, predicted, ["A", "B", "C"], foreign="outside")
@@ -202,6 +203,9 @@ def test_entity_scores_are_those_of_seqevals_strict_mode(gold: list[list[str]], 
     assert scores.recall == pytest.approx(100 * recall_score(gold, predicted, **strict))
     assert scores.micro_f1 == pytest.approx(100 * f1_score(gold, predicted, **strict))
     assert scores.macro_f1 == pytest.approx(100 * f1_score(gold, predicted, average="macro", **strict))
+    macro = {"average": "macro", **strict}
+    assert scores.macro_precision == pytest.approx(100 * precision_score(gold, predicted, **macro))
+    assert scores.macro_recall == pytest.approx(100 * recall_score(gold, predicted, **macro))
     by_type = f1_score(gold, predicted, average=None, **strict)
     assert list(scores.per_type.values()) == pytest.approx([100 * f for f in by_type])
     assert scores.foreign_rate == 0

@@ -1,22 +1,38 @@
 """Benchmarks: which data, cut into which tasks, with which settings by default."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bace.config import Config
-from bace.data.corpora import ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Share, classes_of, read_share
+from bace.data import corpora as sets
+from bace.data.corpora import (
+    ENTITIES,
+    ENTITIES_DESK,
+    TOPICS,
+    TOPICS_DESK,
+    Corpus,
+    Share,
+    check_present,
+    locate,
+    qualified,
+)
 from bace.data.digits import load_digits
 from bace.data.entities import tokenize_sentences
 from bace.data.images import Images
-from bace.data.sources import Table, read
+from bace.data.pictures import Pictures, decode_pictures
+from bace.data.readers import has_split
+from bace.data.sources import Inputs, Table, first_of_each, read
 from bace.data.texts import load_tokenizer, tokenize_texts
 from bace.errors import ConfigError, DataError, nearest
-from bace.models.encoders import Encoder, ImageEncoder, backbone_path
+from bace.models.backbones import backbone_path
+from bace.models.encoders import Encoder, ImageEncoder
 from bace.randomness import generator
 from bace.stream import Examples, Modality, Stream, Task
 
@@ -29,8 +45,9 @@ class Cut:
         path: where the data are: a folder or file (Parquet, image folders, CSV, JSONL, CoNLL), or a hub id; for
             benchmarks of several corpora the folder that holds theirs. The embedded benchmark needs none.
         tasks: number of tasks, with the classes shared out equally; or the number of classes of each task.
-        class_order: the order in which the classes arrive: names, or `shuffled` (by `seed`); default: the source's.
-        seed: of a shuffled class order.
+        class_order: the order in which the classes arrive: names, `shuffled` (by `seed`), or `numpy` (NumPy's own
+            permutation by `seed` of the names sorted as text, as RevisitingCIL has it); default: the source's.
+        seed: of a shuffled class order, and of what test_fraction holds out.
         train_per_class: only the first so many training examples of each class, in file order.
         test_per_class: the same for the test.
         train_per_task: only the first so many training examples of each task, in file order.
@@ -39,6 +56,7 @@ class Cut:
         val_fraction: share of each class's training examples (of a task's sentences) held out for validation.
         augment: random crops (and flips) in training.
         flip: mirror pictures at random; off for digits and letters.
+        image_size: side of the squares as which pictures are kept; default: as they are if all have one size, else 256.
         max_length: longest text in tokens; longer texts are cut, longer sentences are windowed.
         input_column: of a table, if not found by itself.
         label_column: of a table, if not found by itself.
@@ -56,6 +74,7 @@ class Cut:
     val_fraction: float = 0.0
     augment: bool = True
     flip: bool = True
+    image_size: int | None = None
     max_length: int = 128
     input_column: str | None = None
     label_column: str | None = None
@@ -85,6 +104,7 @@ class Benchmark:
     note: str
     parts: Callable[[Cut], list[Part]]
     defaults: dict[str, Any] = field(default_factory=dict)  # by setting: {"memory.size": 20, ...}
+    corpora: tuple[Corpus, ...] = ()  # the public sets that it is made of
 
 
 def shared_out(shares: tuple[Share, ...], modality: Modality) -> Callable[[Cut], list[Part]]:
@@ -93,19 +113,66 @@ def shared_out(shares: tuple[Share, ...], modality: Modality) -> Callable[[Cut],
     def parts(cut: Cut) -> list[Part]:
         if cut.class_order is not None:
             raise ConfigError("benchmark.class_order is fixed here: every task is a corpus, or a part of one")
+        check_present(shares, cut.path)
         found = []
         for share in shares:
-            train, test = (
-                read_share(share, split, modality, cut.path, limit)
-                for split, limit in (("train", cut.train_per_class), ("test", cut.test_per_class))
-            )
-            classes = classes_of(share, train)
+            train, test = read_corpus(share.corpus, modality, cut)
+            classes = list(share.classes) or train.names
             if modality != "token":  # all sentences of a corpus are shown, also those without an entity
                 train, test = only(train, classes), only(test, classes)
+            if modality != "text":  # topics have names of their own
+                train, test = qualified(share, train), qualified(share, test)
+                classes = [f"{share.corpus.folder}.{name}" for name in classes]
             found.append(Part(share.name, classes, train, test))
         return found
 
     return parts
+
+
+def one_set(corpus: Corpus) -> Callable[[Cut], list[Part]]:
+    """A set of pictures, cut into tasks by its classes."""
+    return lambda cut: cut_by_class(*read_corpus(corpus, "image", cut, alone=True), cut)
+
+
+def read_corpus(corpus: Corpus, modality: Modality, cut: Cut, *, alone: bool = False) -> tuple[Table, Table]:
+    """A public set's training and test examples; a warning if they are not all of them."""
+    source = locate(corpus, cut.path, alone=alone)
+    here = isinstance(source, Path)
+    held_out = corpus.held_out if here and not has_split(source, "test") else 0.0
+    options: dict[str, Any] = {
+        "input_column": cut.input_column or corpus.columns or None,
+        "label_column": cut.label_column or corpus.label,
+        "label_names": corpus.names or None,
+        "subset": None if here else corpus.subset,
+    }
+    try:
+        train, test = read_both(source, modality, cut, cut.test_fraction or held_out, options)
+    except DataError as error:
+        if here:
+            raise
+        raise DataError(f"{error} Or get it from {corpus.terms}; `bace check data` says where to put it.") from error
+    whole = cut.train_per_class is cut.test_per_class is cut.train_per_task is cut.test_per_task is None
+    if whole and corpus.counts and len(train) + len(test) != corpus.counts.train + corpus.counts.test:
+        warnings.warn(
+            f"{corpus.folder} has {len(train):,} training and {len(test):,} test examples, as published it has "
+            f"{corpus.counts.train:,} and {corpus.counts.test:,}: the results cannot be compared with published ones",
+            stacklevel=2,
+        )
+    return replace(train, mirror=corpus.mirror), replace(test, mirror=corpus.mirror)
+
+
+def read_both(
+    source: str | Path, modality: Modality, cut: Cut, test_fraction: float, options: dict[str, Any]
+) -> tuple[Table, Table]:
+    """Training and test; the test is a split of the source, or held out. Pictures are not decoded yet."""
+
+    def split(name: str, limit: int | None) -> Table:
+        return read(source, split=name, modality=modality, limit_per_class=limit, decode=False, **options)
+
+    if not test_fraction:
+        return split("train", cut.train_per_class), split("test", cut.test_per_class)
+    train, test = split_off(split("train", None), test_fraction, generator(cut.seed, "test"))
+    return first_of_class(train, cut.train_per_class), first_of_class(test, cut.test_per_class)
 
 
 def cut_by_class(train: Table, test: Table, cut: Cut) -> list[Part]:
@@ -133,6 +200,9 @@ def order_classes(names: list[str], cut: Cut) -> list[str]:
     if cut.class_order == "shuffled":
         order = torch.randperm(len(names), generator=generator(cut.seed, "class order"))
         return [names[i] for i in order.tolist()]
+    if cut.class_order == "numpy":  # folders are numbered in the order of text, where 10 comes before 2
+        as_text = sorted(names)
+        return [as_text[i] for i in np.random.RandomState(cut.seed).permutation(len(names))]
     wanted = [cut.class_order] if isinstance(cut.class_order, str) else [str(name) for name in cut.class_order]
     for name in wanted:
         if name not in names:
@@ -207,10 +277,7 @@ def make_examples(
             raise ConfigError(
                 f"backbone '{backbone}' takes pictures of {encoder.channels} channels: choose one that takes 3 (colour)"
             )
-        shapes = {tuple(table.inputs.shape[1:]) for table in tables if len(table)}  # type: ignore[union-attr]
-        if len(shapes) > 1:
-            raise DataError(f"pictures of different shapes in one stream: {sorted(shapes)}; give them one size")
-        pixels = torch.cat([table.inputs for table in tables])  # type: ignore[misc]
+        pixels = all_pixels([table.inputs for table in tables if len(table)], cut.image_size)
         stored = min(pixels.shape[-2:])
         images = Images(
             pixels,
@@ -218,13 +285,13 @@ def make_examples(
             mean=encoder.mean,
             std=encoder.std,
             augment=cut.augment,
-            flip=cut.flip,
+            flip=cut.flip and flips(tables),
             padding=min(4, -(-stored // 8)),  # 4 for pictures of 28 and 32, less for smaller ones
             window=round(0.875 * stored) if stored >= 128 else None,  # 224 of 256
         )
         return images, [len(table) for table in tables]
     tokenizer = load_tokenizer(str(backbone_path(backbone)))
-    inputs: list[Any] = [example for table in tables for example in table.inputs]
+    inputs: list[Any] = [example for table in tables for example in table.inputs]  # type: ignore[union-attr]
     if modality == "text":
         return tokenize_texts(inputs, tokenizer, cut.max_length), [len(table) for table in tables]
     entities, windows = tokenize_sentences(inputs, tokenizer, cut.max_length)
@@ -233,6 +300,24 @@ def make_examples(
         counts.append(sum(len(window) for window in windows[first : first + len(table)]))
         first += len(table)
     return entities, counts
+
+
+def all_pixels(inputs: Sequence[Inputs], image_size: int | None) -> Tensor:  # (examples, channels, height, width)
+    """The pictures of all tables, one after the other."""
+    if promised := [pictures for pictures in inputs if isinstance(pictures, Pictures)]:
+        return decode_pictures(promised, image_size)
+    tensors = [pixels for pixels in inputs if isinstance(pixels, Tensor)]
+    shapes = {tuple(pixels.shape[1:]) for pixels in tensors}
+    if len(shapes) > 1:
+        raise DataError(f"pictures of different shapes in one stream: {sorted(shapes)}; give them one size")
+    return torch.cat(tensors)
+
+
+def flips(tables: Sequence[Table]) -> bool | Tensor:  # (examples,)
+    """Which pictures may be mirrored."""
+    if len({table.mirror for table in tables}) == 1:
+        return tables[0].mirror
+    return torch.cat([torch.full((len(table),), table.mirror) for table in tables])
 
 
 def class_names(modality: Modality, classes: list[list[str]]) -> list[str]:
@@ -299,7 +384,7 @@ def check_parts(parts: list[Part]) -> None:
 
 def _digits(cut: Cut) -> list[Part]:
     train, test = load_digits()
-    return cut_by_class(_first(train, cut.train_per_class), _first(test, cut.test_per_class), cut)
+    return cut_by_class(first_of_class(train, cut.train_per_class), first_of_class(test, cut.test_per_class), cut)
 
 
 def _own_data(modality: Modality) -> Callable[[Cut], list[Part]]:
@@ -307,16 +392,8 @@ def _own_data(modality: Modality) -> Callable[[Cut], list[Part]]:
         if not cut.path:
             raise ConfigError("this benchmark reads your own data: say where it is with --benchmark.path")
         source = Path(cut.path) if Path(cut.path).exists() else cut.path
-        columns: dict[str, Any] = {"input_column": cut.input_column, "label_column": cut.label_column}
-        if cut.test_fraction:
-            whole = read(source, split="train", modality=modality, limit_per_class=cut.train_per_class, **columns)
-            train, test = split_off(whole, cut.test_fraction, generator(cut.seed, "test"))
-        else:
-            train, test = (
-                read(source, split=split, modality=modality, limit_per_class=limit, **columns)
-                for split, limit in (("train", cut.train_per_class), ("test", cut.test_per_class))
-            )
-        return cut_by_class(train, test, cut)
+        columns = {"input_column": cut.input_column, "label_column": cut.label_column}
+        return cut_by_class(*read_both(source, modality, cut, cut.test_fraction, columns), cut)
 
     return parts
 
@@ -334,16 +411,11 @@ def _head(table: Table, limit: int | None) -> Table:
     return table if limit is None or limit >= len(table) else table.take(range(limit))
 
 
-def _first(table: Table, limit: int | None) -> Table:
-    if limit is None:
-        return table
-    count: dict[str, int] = {}
-    keep = []
-    for index, label in enumerate(table.labels):
-        count[str(label)] = count.get(str(label), 0) + 1
-        if count[str(label)] <= limit:
-            keep.append(index)
-    return table.take(keep)
+def first_of_class(table: Table, limit: int | None) -> Table:
+    """The first so many examples of each class; of sentences, as many of each type as `read` takes."""
+    token = table.modality == "token"
+    kinds = [{tag[2:] for tag in label} if token else {str(label)} for label in table.labels]
+    return table if limit is None else table.take(first_of_each(kinds, limit))
 
 
 _TEXT = {
@@ -357,7 +429,57 @@ _TEXT = {
 }
 
 _ENTITIES = {**_TEXT, "train.epochs": 5, "benchmark.max_length": 256}
-_DESK = {"backbone.name": "minilm"}
+_DESK = {  # what two cores can do: the two upper blocks of MiniLM are trained, in batches of similar lengths
+    "backbone.name": "minilm",
+    "backbone.freeze": 4,
+    "train.lr": 1e-4,
+    "train.bucketing": True,
+}
+
+_VIT = {"backbone.name": "vit-b16", "memory.size": 500}
+_ADAPTERS = {  # as ROW has them: spec/bace.md, 8.3
+    "backbone.name": "deit-small-611",
+    "backbone.adapter": 128,
+    "memory.size": 2000,
+    "train.batch_size": 64,
+    "train.lr": 0.005,
+    "train.epochs": 15,
+}
+_HARD = {
+    "backbone.name": "vit-b16-in21k",
+    "memory.per_class": 5,
+    "benchmark.tasks": 10,
+    "benchmark.class_order": "numpy",
+    "benchmark.seed": 1993,
+}
+_PICTURES_DESK = {  # two cores learn about 100 such pictures a second
+    "backbone.name": "vit-tiny",
+    "backbone.image_size": 112,
+    "benchmark.train_per_class": 50,
+    "benchmark.test_per_class": 20,
+    "train.batch_size": 32,
+    "train.lr": 0.01,
+    "train.epochs": 5,
+}
+_HARD_DESK = {"benchmark.image_size": 128, "benchmark.train_per_class": 20, "benchmark.test_per_class": 10}
+
+
+def _pictures(
+    name: str, note: str, corpora: tuple[Corpus, ...], defaults: dict[str, Any], desk: dict[str, Any]
+) -> tuple[Benchmark, Benchmark]:
+    """A benchmark of pictures and its desk version, which is the same with other numbers. Several sets: a task each."""
+    alone = len(corpora) == 1
+    parts = one_set(corpora[0]) if alone else shared_out(tuple(Share(set.title, set) for set in corpora), "image")
+    small = {**defaults, **_PICTURES_DESK, **desk}
+    return (
+        Benchmark(name, "image", note, parts, defaults, corpora),
+        Benchmark(f"{name}-desk", "image", f"{note}; few pictures a class, ViT-Tiny", parts, small, corpora),
+    )
+
+
+def _corpora(shares: tuple[Share, ...]) -> tuple[Corpus, ...]:
+    return tuple(dict.fromkeys(share.corpus for share in shares))
+
 
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
@@ -375,6 +497,69 @@ BENCHMARKS: dict[str, Benchmark] = {
                 "train.batch_size": 32,
                 "train.lr": 0.003,  # at 0.01 matching the logits of few old classes oscillates (curvature ~ sigma^2)
             },
+        ),
+        *_pictures(
+            "cifar100",
+            "CIFAR-100, 20 tasks of 5 classes (or 5, 10 tasks: benchmark.tasks)",
+            (sets.CIFAR100,),
+            {**_VIT, "benchmark.tasks": 20},
+            {"memory.size": 200},
+        ),
+        *_pictures(
+            "cifar10",
+            "CIFAR-10, 5 tasks of 2 classes; adapters",
+            (sets.CIFAR10,),
+            {**_ADAPTERS, "benchmark.tasks": 5, "backbone.adapter": 64, "memory.size": 200, "train.epochs": 20},
+            {"memory.size": 50},
+        ),
+        *_pictures(
+            "five-datasets",
+            "SVHN, MNIST, CIFAR-10, notMNIST, Fashion-MNIST: 5 tasks of 10 classes",
+            (sets.SVHN, sets.MNIST, sets.CIFAR10, sets.NOTMNIST, sets.FASHION_MNIST),
+            {**_VIT, "benchmark.image_size": 32},
+            {"memory.size": 100},
+        ),
+        _pictures(
+            "four-datasets",
+            "five-datasets without SVHN",
+            (sets.MNIST, sets.CIFAR10, sets.NOTMNIST, sets.FASHION_MNIST),
+            {**_VIT, "benchmark.image_size": 32},
+            {"memory.size": 100},
+        )[1],
+        *_pictures(
+            "tiny-imagenet",
+            "Tiny-ImageNet, 5 tasks of 40 classes (or 10 tasks: benchmark.tasks); adapters",
+            (sets.TINY_IMAGENET,),
+            {**_ADAPTERS, "benchmark.tasks": 5},
+            {"memory.size": 400, "benchmark.train_per_class": 20, "benchmark.test_per_class": 10},
+        ),
+        *_pictures(
+            "imagenet-r",
+            "ImageNet-R (renditions), 10 tasks of 20 classes",
+            (sets.IMAGENET_R,),
+            {**_HARD, "memory.per_class": 20},
+            {**_HARD_DESK, "memory.per_class": 2},
+        ),
+        *_pictures(
+            "objectnet",
+            "ObjectNet, 10 tasks of 20 classes",
+            (sets.OBJECTNET,),
+            _HARD,
+            {**_HARD_DESK, "memory.per_class": 2},
+        ),
+        *_pictures(
+            "omnibenchmark",
+            "OmniBenchmark, 10 tasks of 30 classes",
+            (sets.OMNIBENCHMARK,),
+            _HARD,
+            {**_HARD_DESK, "memory.per_class": 2},
+        ),
+        *_pictures(
+            "vtab",
+            "VTAB, 10 tasks of 5 classes; five domains, in order",
+            (sets.VTAB,),
+            {**_HARD, "benchmark.class_order": None},
+            {**_HARD_DESK, "memory.per_class": 2},
         ),
         Benchmark(
             "my-images",
@@ -397,13 +582,22 @@ BENCHMARKS: dict[str, Benchmark] = {
             "AGNews, DBPedia (two tasks), Yahoo Answers (two tasks): 22 topics, as in the paper",
             shared_out(TOPICS, "text"),
             {**_TEXT, "benchmark.train_per_class": 28000, "benchmark.test_per_class": 2000},
+            _corpora(TOPICS),
         ),
         Benchmark(
             "topics-desk",
             "text",
             "AGNews, DBPedia (two tasks), Stack Overflow (two tasks): 36 topics, MiniLM, 100 texts a class",
             shared_out(TOPICS_DESK, "text"),
-            {**_TEXT, **_DESK, "benchmark.train_per_class": 100, "benchmark.test_per_class": 50},
+            {
+                **_TEXT,
+                **_DESK,
+                "benchmark.train_per_class": 100,
+                "benchmark.test_per_class": 25,
+                "benchmark.max_length": 64,
+                "train.epochs": 2,
+            },
+            _corpora(TOPICS_DESK),
         ),
         Benchmark(
             "entities",
@@ -411,13 +605,22 @@ BENCHMARKS: dict[str, Benchmark] = {
             "OntoNotes5, MIT Movie, I2B2, MIT Restaurant, CoNLL-2003, as in the paper; some need a licence",
             shared_out(ENTITIES, "token"),
             _ENTITIES,
+            _corpora(ENTITIES),
         ),
         Benchmark(
             "entities-desk",
             "token",
             "BioNLP13CG, MIT Movie, WNUT2017, MIT Restaurant, BTC: 45 types, MiniLM, 600 sentences a corpus",
             shared_out(ENTITIES_DESK, "token"),
-            {**_ENTITIES, **_DESK, "benchmark.train_per_task": 600, "benchmark.test_per_task": 300},
+            {
+                **_ENTITIES,
+                **_DESK,
+                "benchmark.train_per_task": 600,
+                "benchmark.test_per_task": 200,
+                "train.batch_size": 8,
+                "train.epochs": 3,
+            },
+            _corpora(ENTITIES_DESK),
         ),
     )
 }

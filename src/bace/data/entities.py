@@ -1,12 +1,15 @@
 """Sentences for named-entity recognition: every word is a row, read at its first word-piece."""
 
-from typing import Any
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bace.data.texts import Texts, flat, join
 from bace.errors import ConfigError, DataError
+from bace.metrics import entities
 from bace.stream import Modality
 
 
@@ -65,6 +68,54 @@ def tokenize_sentences(sentences: list[list[str]], tokenizer: Any, max_length: i
     tokens, rows = flat(ids), flat(positions)
     pad = tokenizer.pad_token_id or 0
     return Entities(tokens["ids"], tokens["start"], rows["ids"], rows["start"], pad), pieces
+
+
+class Span(NamedTuple):
+    """An entity where it stands in its text: `text` is the text's [start:end]."""
+
+    start: int
+    end: int
+    type: str
+    text: str
+
+
+_OPENING, _CLOSING = "\"'“”‘’«([{", "\"'“”‘’»)]},;:!?.…"  # what may stand before and after a word
+_INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]")  # U.S, Ph.D, J: the full stop that follows is theirs
+
+
+def split_words(text: str) -> list[tuple[int, int]]:  # start and end of each word
+    """Where the words of a text are: what white space separates, but quotes, brackets and punctuation at the ends of a
+    word are words of their own, as in tagged corpora. Text that is split like that already stays as it is."""
+    words: list[tuple[int, int]] = []
+    for chunk in re.finditer(r"\S+", text):
+        opened = chunk[0].lstrip(_OPENING)
+        word = opened.rstrip(_CLOSING)
+        if not word:  # a smiley, three full stops: one word
+            words.append(chunk.span())
+            continue
+        start = chunk.end() - len(opened)
+        end = start + len(word)
+        if text[end : end + 1] == "." and _INITIALS.fullmatch(word):
+            end += 1
+        words += [(i, i + 1) for i in range(chunk.start(), start)]
+        words.append((start, end))
+        words += [(i, i + 1) for i in range(end, chunk.end())]
+    return words
+
+
+def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """A sentence of words as a text, with a space between them, and where each of them is in it."""
+    ends, end = [], -1
+    for word in words:
+        end += 1 + len(word)
+        ends.append(end)
+    return " ".join(words), [(end - len(word), end) for word, end in zip(words, ends, strict=True)]
+
+
+def spans(text: str, words: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Span]:
+    """The entities of a tagged sentence as pieces of its text, by the strict reading of its tags that scores take."""
+    found = [(words[first][0], words[end - 1][1], kind) for first, end, kind in sorted(entities(tags))]
+    return [Span(start, end, kind, text[start:end]) for start, end, kind in found]
 
 
 def _pieces_by_word(ids: list[int], word_ids: list[int | None], words: int, tokenizer: Any) -> list[list[int]]:

@@ -19,12 +19,13 @@ class Images:
         size: side of the square that the encoder takes; pictures are resized to it (bicubic, antialiased).
         mean, std: normalisation of the encoder, per channel, for values in [0, 1].
         augment: random views in training (crop and, if `flip`, horizontal mirror); off: training sees clean pictures.
+        flip: for all pictures, or for each (examples,).
         window: None: training views are cut out of the picture padded by `padding`, at its own size. A number: they
             are a random window of that side and the clean view is the central one (pictures stored larger).
     """
 
     modality: Modality = "image"
-    row_start = positions = None  # a row an example
+    row_start = positions = lengths = None  # a row an example, all of one size
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Images:
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
         augment: bool = True,
-        flip: bool = True,
+        flip: bool | Tensor = True,
         padding: int = 4,
         window: int | None = None,
     ) -> None:
@@ -46,7 +47,8 @@ class Images:
         if window is not None and window > min(pixels.shape[2:]):
             raise DataError(f"window {window} is larger than the pictures, {tuple(pixels.shape[2:])}: make it smaller")
         self.pixels, self.size = pixels, size
-        self.augment, self.flip, self.padding, self.window = augment, flip, padding, window
+        self.augment, self.padding, self.window = augment, padding, window
+        self.flip = torch.as_tensor(flip)
         # one multiplication and one addition: (x / 255 - mean) / std
         self.scale = 1.0 / (255.0 * torch.tensor(std)).view(1, 3, 1, 1)
         self.shift = (-torch.tensor(mean) / torch.tensor(std)).view(1, 3, 1, 1)
@@ -60,8 +62,8 @@ class Images:
             pixels = self._clean(pixels)
         else:
             pixels = self._random(pixels, examples, view)
-        if view == MIRRORED and self.augment and self.flip:
-            pixels = pixels.flip(3)
+        if view == MIRRORED and self.augment:
+            pixels = self._mirror(pixels, self._flips(examples))
         values = pixels.to(self.scale.dtype)
         if values.shape[-1] != self.size or values.shape[-2] != self.size:
             values = F.interpolate(values, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)
@@ -85,10 +87,17 @@ class Images:
         # windows is a view (examples, channels, tops, lefts, height, width): picking one per picture copies only that
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         cut = windows[torch.arange(len(pixels), device=pixels.device), :, top, left]
-        if not self.flip:
-            return cut
-        mirror = (chance[2] < 0.5).to(pixels.device).view(-1, 1, 1, 1)
-        return torch.where(mirror, cut.flip(3), cut)
+        return self._mirror(cut, self._flips(examples) & (chance[2] < 0.5))
+
+    def _flips(self, examples: Tensor) -> Tensor:  # (examples,) or ()
+        return self.flip[examples] if self.flip.ndim else self.flip
+
+    def _mirror(
+        self, pixels: Tensor, which: Tensor
+    ) -> Tensor:  # (examples, channels, height, width), (examples,) or ()
+        if not which.any():
+            return pixels
+        return torch.where(which.to(pixels.device).view(-1, 1, 1, 1), pixels.flip(3), pixels)
 
     # what Learner keeps when the user's data is gone
 

@@ -4,11 +4,12 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from io import BytesIO
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +42,49 @@ def picture_of(value: Any, folder: Path | None, where: str) -> bytes | Path | Im
     raise DataError(f"{where}: no picture but {str(value)[:80]!r}. Expected a picture, its bytes or its path.")
 
 
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Pictures of one source that nobody has decoded yet.
+
+    cells: what can be opened, at ascending rows of the source.
+    rows:  the rows of these pictures.
+    where: what an error message calls a row.
+    """
+
+    cells: Callable[[Sequence[int]], Iterator[Any]]
+    rows: Sequence[int]
+    where: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: Sequence[int]) -> "Pictures":
+        return Pictures(self.cells, [self.rows[i] for i in indices], self.where)
+
+
+def decode_pictures(
+    parts: Sequence[Pictures], image_size: Size | None, channels: int = 3, memory_limit: int = MEMORY_LIMIT
+) -> Tensor:  # (pictures of all parts, channels, height, width)
+    """All parts' pictures, one after the other, in one tensor. Each source is read once, from front to back, and each
+    picture goes straight to its place: nothing is held twice."""
+    starts = list(accumulate((len(part) for part in parts), initial=0))
+    by_source: dict[Any, list[tuple[int, int, Pictures]]] = {}  # row, place, part
+    for start, part in zip(starts, parts, strict=False):
+        wanted = ((row, place, part) for place, row in enumerate(part.rows, start))
+        by_source.setdefault(part.cells, []).extend(wanted)
+    order = [item for items in by_source.values() for item in sorted(items, key=lambda item: item[:2])]
+
+    def pictures() -> Iterator[Any]:
+        for cells, items in by_source.items():
+            yield from cells(sorted(row for row, _, _ in items))
+
+    def where(i: int) -> str:
+        row, _, part = order[i]
+        return part.where(row)
+
+    return stack(pictures, starts[-1], where, image_size, channels, memory_limit, [place for _, place, _ in order])
+
+
 def stack(
     pictures: Callable[[], Iterator[Any]],  # called again if the first pass finds unequal sizes
     count: int,
@@ -48,17 +92,19 @@ def stack(
     image_size: Size | None,
     channels: int,
     memory_limit: int,
+    places: Sequence[int] | None = None,  # of each picture in the tensor; default: in the order in which they come
 ) -> Tensor:  # (count, channels, height, width)
     """Decode, and resize where asked or needed, into one tensor."""
-    stacked = _stack_equal(pictures(), count, where, image_size, channels, memory_limit)
+    places = range(count) if places is None else places
+    stacked = _stack_equal(pictures(), places, where, image_size, channels, memory_limit)
     if stacked is None:
-        stacked = _stack_equal(pictures(), count, where, DEFAULT_SIZE, channels, memory_limit)
+        stacked = _stack_equal(pictures(), places, where, DEFAULT_SIZE, channels, memory_limit)
     return cast(Tensor, stacked)
 
 
 def _stack_equal(
     pictures: Iterator[Any],
-    count: int,
+    places: Sequence[int],
     where: Callable[[int], str],
     image_size: Size | None,
     channels: int,
@@ -76,17 +122,18 @@ def _stack_equal(
     # Pillow decodes and resizes without the interpreter lock, so threads help; a job for each small picture would not.
     workers = min(8, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:
+        count = len(places)
         decoded: Iterable[npt.NDArray[np.uint8]] = decode_all()
         if count > 2000 and sys.stderr.isatty():
             decoded = track(decoded, "Decoding pictures", count, console=Console(stderr=True), transient=True)
         result: Tensor | None = None
-        for i, pixels in enumerate(decoded):
+        for place, pixels in zip(places, decoded, strict=True):
             if result is None:
                 result = allocate((count, *pixels.shape), memory_limit)
                 target = result.numpy()
             if pixels.shape != target.shape[1:]:
                 return None
-            target[i] = pixels
+            target[place] = pixels
     return result
 
 

@@ -1,5 +1,6 @@
 """Texts: token ids kept flat, padded to the longest of the batch."""
 
+import functools
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ class Texts:
 
     def __len__(self) -> int:
         return len(self.start) - 1
+
+    @property
+    def lengths(self) -> Tensor:  # (examples,)
+        """Tokens of each text."""
+        return self.start.diff()
 
     def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]:
         """Padded ids and mask; texts have no random views, every view is the clean one."""
@@ -56,6 +62,7 @@ def join(ids: Tensor, start: Tensor, more_ids: Tensor, more_start: Tensor) -> tu
     return torch.cat([ids, more_ids]), torch.cat([start, more_start[1:] + start[-1]])
 
 
+@functools.lru_cache(maxsize=4)  # loading takes longer than predicting a text
 def load_tokenizer(name: str) -> Any:
     """The fast tokenizer of a backbone, from a hub id or a local folder."""
     from transformers import AutoTokenizer

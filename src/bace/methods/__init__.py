@@ -6,26 +6,40 @@ from bace.errors import ConfigError, nearest
 from bace.method import Method
 from bace.methods.agem import AGEM
 from bace.methods.bace import BaCE
+from bace.methods.beef import BEEF
 from bace.methods.bic import BiC
+from bace.methods.cfner import CFNER
 from bace.methods.clser import CLSER
+from bace.methods.co2l import Co2L
 from bace.methods.dde import DDE
 from bace.methods.derpp import DERpp
 from bace.methods.eeil import EEIL
 from bace.methods.er import ER
 from bace.methods.ewc import EWC
+from bace.methods.extendner import ExtendNER
+from bace.methods.foster import FOSTER
 from bace.methods.gd import GD
 from bace.methods.gdumb import GDumb
 from bace.methods.hal import HAL
 from bace.methods.hat import HAT
 from bace.methods.icarl import ICaRL
+from bace.methods.idbr import IDBR
 from bace.methods.il2m import IL2M
+from bace.methods.l2p import L2P
 from bace.methods.lucir import LUCIR
 from bace.methods.lwf import LwF
+from bace.methods.mbpa import MBPA
+from bace.methods.mbpapp import MBPApp
+from bace.methods.memo import MEMO
 from bace.methods.more import MORE
 from bace.methods.mtl import MTL
+from bace.methods.owm import OWM
+from bace.methods.pass_ import PASS
 from bace.methods.podnet import PODNet
 from bace.methods.row import ROW
 from bace.methods.seq import SEQ
+from bace.methods.slda import SLDA
+from bace.methods.sparseer import SparseER
 
 METHODS: list[type[Method]] = [
     SEQ,
@@ -43,12 +57,26 @@ METHODS: list[type[Method]] = [
     DDE,
     EEIL,
     GD,
+    Co2L,
+    PASS,
     BiC,
     IL2M,
+    L2P,
+    FOSTER,
+    MEMO,
+    BEEF,
     HAT,
     AGEM,
+    OWM,
+    SLDA,
     MORE,
     ROW,
+    SparseER,
+    MBPA,
+    MBPApp,
+    IDBR,
+    ExtendNER,
+    CFNER,
     BaCE,
 ]
 

@@ -51,6 +51,7 @@ class BaCE(HoldOut):
 
     title = "BaCE"
     paper = "Zheng et al., Balancing the Causal Effects in Class-Incremental Learning, 2024"
+    networks = 2  # student and teacher
     card = Card(
         mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
         cost="1F+1B on b+m, 1F on at most K b neighbours, teacher 1F on m and once an epoch on the task",
@@ -134,7 +135,7 @@ class BaCE(HoldOut):
             index, distance = self.find_neighbours(features, targets[own])
             weights = neighbour_log_weights(distance, self.W0, uniform=self.effect_new == "uniform")
             anchors = self.rows[own]
-            self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights)
+            self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights, distance)
 
     def find_neighbours(
         self,
@@ -157,6 +158,9 @@ class BaCE(HoldOut):
             candidates=pool,
             block=block,
         )
+
+    def epoch_table(self) -> NeighbourTable | None:
+        return self.table
 
     # -- the loss of a step (sections 2.5, 3)
 
@@ -269,6 +273,9 @@ class BaCE(HoldOut):
             logits, targets = self.outputs(self.held.examples).logits, self.stream.labels(self.held.examples)[1]
             A, B = fit_bias(logits, targets, task.classes, solver=self.bic_solver)
             self.bias.copy_(torch.tensor([A, B, float(task.classes.start)]))
+
+    def report(self) -> dict[str, float]:
+        return dict(zip(("A", "B"), self.bias.tolist(), strict=False)) if self.holds_out else {}
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         A, B, start = self.bias.tolist()

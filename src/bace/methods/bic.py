@@ -156,6 +156,10 @@ class BiC(HoldOut, ER):
         logits = super().predict(batch)
         return logits if scorer == "raw" else self.corrected(logits, len(self.pairs))
 
+    def report(self) -> dict[str, float]:
+        """Of the newest task's classes; 1 and 0 are no correction."""
+        return dict(zip(("A", "B"), self.pairs[-1].tolist(), strict=True))
+
     def check_share(self, quota: int) -> None:
         if not self.memory.size and not self.memory.per_class:
             raise ConfigError("BiC fits its correction on stored examples and the memory is 0: set memory.size")

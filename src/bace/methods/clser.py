@@ -33,6 +33,7 @@ class CLSER(ER):
 
     title = "CLS-ER"
     paper = "Arani et al., Learning Fast, Learning Slow, 2022"
+    networks = 3
     scorers = ("working", "plastic")
     card = Card(
         mechanism="replay; logits on memory kept near the better of two averaged networks",

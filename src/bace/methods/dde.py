@@ -137,7 +137,10 @@ class DDE(LUCIR):
         new = torch.nonzero(targets >= self.now.known).flatten()
         index, distance = nearest(features, self.top_k, candidates=new)
         weights = neighbour_log_weights(distance, 0.5, uniform=True)  # half, and half divided equally
-        self.table = NeighbourTable(examples, torch.where(index < 0, -1, examples[index]), *weights)
+        self.table = NeighbourTable(examples, torch.where(index < 0, -1, examples[index]), *weights, distance)
+
+    def epoch_table(self) -> NeighbourTable | None:
+        return self.table
 
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)

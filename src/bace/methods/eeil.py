@@ -34,6 +34,7 @@ class EEIL(ER):
     paper = "Castro et al., End-to-End Incremental Learning, ECCV 2018"
     modalities = frozenset(("image", "text"))
     keeps_teacher = True
+    networks = 2  # the student and, for balanced fine-tuning, what the first stage made of it
     card = Card(
         mechanism="replay; distillation per task's block of the head; balanced fine-tuning",
         cost="1F+1B and teacher 1F on b+m; balanced stage: the same on b",

@@ -29,6 +29,7 @@ class EWC(SEQ):
     """
 
     paper = "Kirkpatrick et al., Overcoming Catastrophic Forgetting in Neural Networks, 2017"
+    networks = 3  # the weights, those of the last task, and how much each matters
     card = Card(
         mechanism="quadratic penalty on moved parameters, weighted by their Fisher information",
         cost="1F+1B on b; after a task 1F+1B on each of at most 2000 rows",

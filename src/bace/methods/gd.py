@@ -38,6 +38,7 @@ class GD(ER):
     paper = "Lee et al., Overcoming Catastrophic Forgetting with Unlabeled Data in the Wild, ICCV 2019"
     modalities = frozenset(("image", "text"))
     keeps_teacher = True
+    networks = 2  # the student and the teacher of the task
     card = Card(
         mechanism="replay; distillation from the previous network and a teacher of the current task; balanced head",
         cost="teacher: 1F+1B on b+m; main: 1F+1B and 2F of teachers; finetune: 3F",

@@ -35,6 +35,7 @@ class HAT(Method):
     paper = "Serra et al., Overcoming Catastrophic Forgetting with Hard Attention to the Task, ICML 2018"
     modalities = frozenset(("image", "text"))
     growing_head = False
+    one_encoder = False
     card = Card(
         mechanism="binary gates per task on adapters; weights in use never change",
         cost="1F+1B on b; prediction 1F for each task",

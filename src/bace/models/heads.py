@@ -53,23 +53,103 @@ class Head(nn.Module):
 
 
 class LinearHead(Head):
-    """z = W h + b."""
+    """z = W h + b.
 
-    def __init__(self, width: int) -> None:
+    Args:
+        bias: whether there is a b; it starts at zero.
+        zero: whether W starts at zero too.
+    """
+
+    def __init__(self, width: int, *, bias: bool = True, zero: bool = False) -> None:
         super().__init__(width)
         self.biases = nn.ParameterList()
+        self.has_bias, self.zero = bias, zero
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         super().grow(classes, generator)
-        self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
+        if self.zero:
+            nn.init.zeros_(self.blocks[-1])
+        if self.has_bias:
+            self.biases.append(nn.Parameter(torch.zeros(classes, device=self.blocks[-1].device)))
+
+    @property
+    def bias(self) -> Tensor:  # (classes,)
+        return torch.cat(list(self.biases)) if len(self.biases) else self.no_rows[:, 0]
 
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
         logits = self.products(features, self.weight)
-        return logits + torch.cat(list(self.biases)) if len(self.biases) else logits
+        return logits + self.bias if len(self.biases) else logits
 
     def of(self, task: int) -> list[nn.Parameter]:
         """A task's block, as a head of its own."""
         return [self.blocks[task], self.biases[task]]
+
+
+class WideningHead(LinearHead):
+    """z = W h + b over features that grow by a branch with every task (MEMO, BEEF, FOSTER's teacher).
+
+    W is a staircase of parameters, none of which ever changes its shape: a task's rows reach as far as the features
+    did when it came (`blocks`), and what all rows before a branch read from that branch is a parameter of its own
+    (`columns`). New columns start at zero, so old logits are what they were.
+
+    Args:
+        width: of one branch.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.branch = width
+        self.columns = nn.ParameterList()  # (classes before, branch) for each task after the first
+        self.auxiliary: LinearHead | None = None  # on the newest branch; helps in training only
+
+    @property
+    def weight(self) -> Tensor:  # (classes, width)
+        if not len(self.blocks):
+            return self.no_rows
+        first, *later = self.blocks
+        weight: Tensor = first
+        for right, below in zip(self.columns, later, strict=True):
+            weight = torch.cat([weight, right], 1)
+            weight = torch.cat([weight, F.pad(below, (weight.shape[1] - below.shape[1], 0))])
+        return weight
+
+    def grow(self, classes: int, generator: torch.Generator, newest_only: bool = False) -> None:
+        """A branch more, after the first time, and the rows of a task, which read all branches or the newest only."""
+        if len(self.blocks):
+            self.columns.append(nn.Parameter(torch.zeros(self.classes, self.branch, device=self.no_rows.device)))
+        width = self.branch * len(self.blocks) + self.branch
+        self.width = self.branch if newest_only else width  # of the rows that are drawn
+        super().grow(classes, generator)
+        self.width = width
+
+    def assist(self, outputs: int, generator: torch.Generator) -> None:
+        """A new auxiliary head; the one of the task before goes."""
+        self.auxiliary = LinearHead(self.branch).to(self.no_rows.device)
+        self.auxiliary.grow(outputs, generator)
+
+
+class AugmentedHead(LinearHead):
+    """A linear head over more labels than classes: view k of class c is label `views` c + k (PASS).
+
+    As a classifier it gives the logits of the classes as they are, view 0; `all` gives those of every label.
+    """
+
+    def __init__(self, width: int, views: int) -> None:
+        super().__init__(width)
+        self.views = views
+
+    @property
+    def classes(self) -> int:
+        return super().classes // self.views
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        super().grow(self.views * classes, generator)
+
+    def all(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, views * classes)
+        return super().forward(features)
+
+    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
+        return self.all(features)[:, :: self.views]
 
 
 class CosineHead(Head):
@@ -114,6 +194,15 @@ class ProxyHead(CosineHead):
         cosines = self.products(unit, F.normalize(self.weight, dim=-1, eps=1e-12))
         cosines = cosines.reshape(*cosines.shape[:-1], self.classes, self.proxies)
         return self.sigma * (cosines.softmax(-1) * cosines).sum(-1)
+
+
+@torch.no_grad()
+def align(head: Head) -> None:
+    """Weight alignment: the newest rows are scaled so that their mean norm is that of the rows before them (Zhao et
+    al., Maintaining Discrimination and Fairness in Class Incremental Learning, CVPR 2020)."""
+    norms = head.weight.norm(dim=1)
+    new = len(head.blocks[-1])
+    head.blocks[-1].mul_(norms[:-new].mean() / norms[-new:].mean())
 
 
 def imprint(

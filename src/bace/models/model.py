@@ -1,6 +1,7 @@
 """Encoder and head as one module: the only way in which a method reaches the network."""
 
 import copy
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from bace.models.heads import Head
 from bace.randomness import derive, seed_dropout
 from bace.stream import Batch
 
+Branch = tuple[Tensor, Sequence[Tensor]]  # (examples, tokens, width), and that for each block if asked for
+
 
 class Output(NamedTuple):
     """What one pass gives."""
@@ -18,6 +21,7 @@ class Output(NamedTuple):
     features: Tensor  # (rows, width)
     logits: Tensor  # (rows, classes)
     taps: tuple[Tensor, ...] = ()  # (examples, tokens, width) for each block, if asked for
+    match: Tensor | None = None  # (examples, chosen) cosines of query and key, of models with prompts
 
 
 class Model(nn.Module):
@@ -31,31 +35,55 @@ class Model(nn.Module):
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False) -> Output:
         """One pass. `name` says which of a step's passes this is: each has its own dropout, whatever ran before.
         `taps` asks for what each block put out, before the final LayerNorm."""
-        if not (self.training and self.has_dropout):
-            features, tapped = self._features(batch, taps)
-        else:
-            seed = torch.default_generator.initial_seed()  # set by the trainer for this step
-            seed_dropout(derive(seed, name))
-            features, tapped = self._features(batch, taps)
-            seed_dropout(seed)
+        features, tapped = self._pass(self.branches(batch.inputs, taps), batch, name)
         return Output(features, self.head(features), tapped)
 
-    def _features(self, batch: Batch, taps: bool) -> tuple[Tensor, tuple[Tensor, ...]]:  # (rows, width), taps
+    def branches(self, inputs: dict[str, Tensor], taps: bool) -> Iterator[Branch]:
+        """What each of the encoders puts out whose features are read side by side: here there is one."""
+        yield self.encoder(inputs, taps=True) if taps else (self.encoder(inputs), ())
+
+    def _pass(
+        self, branches: Iterable[Branch], batch: Batch, name: str
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:  # (rows, width), taps
+        if not (self.training and self.has_dropout):
+            return self._read(branches, batch)
+        seed = torch.default_generator.initial_seed()  # set by the trainer for this step
+        seed_dropout(derive(seed, name))
+        read = self._read(branches, batch)
+        seed_dropout(seed)
+        return read
+
+    def _read(self, branches: Iterable[Branch], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         # every pass of the encoder has the same precision; head and losses are computed in full
         with torch.autocast(batch.targets.device.type, self.precision, enabled=self.precision != torch.float32):
-            # (examples, tokens, width)
-            hidden, tapped = self.encoder(batch.inputs, taps=True) if taps else (self.encoder(batch.inputs), ())
-        # the class token, or the tokens that are asked for
-        features = hidden[:, 0] if batch.at is None else hidden[batch.at[:, 0], batch.at[:, 1]]
+            # the class token, or the tokens that are asked for; at once, so that no branch's tokens are kept for it
+            rows, taps = zip(
+                *(
+                    (hidden[:, 0] if batch.at is None else hidden[batch.at[:, 0], batch.at[:, 1]], tapped)
+                    for hidden, tapped in branches
+                ),
+                strict=True,
+            )
+        features, tapped = (rows[0], taps[0]) if len(rows) == 1 else (torch.cat(rows, 1), _side_by_side(taps))
         if self.precision == torch.float32:
             return features, tuple(tapped)
         return features.float(), tuple(tap.float() for tap in tapped)
+
+
+def _side_by_side(taps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Taps of several branches, block by block."""
+    return [torch.cat(block, -1) for block in zip(*taps, strict=True)]
 
 
 def _is_random(module: nn.Module) -> bool:
     """Whether a module drops something in train mode."""
     rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0)
     return bool(rate) or "DropPath" in type(module).__name__
+
+
+def parameter_count(module: nn.Module, *, trained_only: bool = False) -> int:
+    """Numbers in a module's parameters, or in those that are trained."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained_only)
 
 
 def frozen_copy(model: Model) -> Model:

@@ -43,13 +43,6 @@ CORPORA = {  # classes, training and test examples; of sentences, about
     "entities": (62, 158_000, 27_000),
     "entities-desk": (45, 30_000, 10_000),
 }
-SHAPES = {  # width and depth of the paper's backbones, by the short names of `bace list backbones`
-    "vit-b16": (768, 12),
-    "vit-b16-in21k": (768, 12),
-    "deit-small-611": (384, 12),
-    "vit-tiny": (192, 12),
-    "bert-base-cased": (768, 12),
-}
 ACTIVATIONS = 18  # numbers kept for the backward pass, per token, layer and unit of width
 EFFICIENCY = 0.5  # of a large matrix product's speed that training reaches
 
@@ -141,16 +134,15 @@ def _printed_sizes() -> dict[str, tuple[int, int, int]]:
 
 def shape_of(config: Config) -> tuple[int, int, int] | None:
     """Width, depth and tokens of the encoder, without loading it."""
-    from bace.models.encoders import known_backbones
+    from bace.models.backbones import find_backbone
 
-    name = config.backbone.name
-    shapes = {str(b["name"]): (int(b["width"]), int(b["depth"])) for b in known_backbones()} | SHAPES
-    about: dict[str, int] = {}
+    name, about = config.backbone.name, {}
+    known = find_backbone(name)
+    width, depth = (known.width, known.depth) if known else (0, 0)
     local = Path(name).expanduser() / "config.json"
     if local.exists():
         about = json.loads(local.read_text())
-        shapes[name] = about.get("hidden_size", 0), about.get("num_hidden_layers", 0)
-    width, depth = shapes.get(name, (0, 0))
+        width, depth = about.get("hidden_size", 0), about.get("num_hidden_layers", 0)
     if not width or not depth:
         return None
     if str(config.benchmark["name"]) in CORPORA:

@@ -6,7 +6,7 @@ Nothing here says what is light or dark: the page's script sets fonts, grids and
 import html
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -24,11 +24,19 @@ MOST_SMALL = 12  # cells a side of a heat map that a third of the page has room 
 MOST_ANNOTATED = 20  # cells a side that still have room for a number each
 MOST_NAMED = 20  # classes that still have room for a name on an axis
 MOST_BARS = 60
+MOST_BANDS = len(PALETTE)  # methods whose bands and bars can still be told apart; more are "many"
+# What a probing study calls its classifiers, and how the page names them.
+PROBES = {"observed": "observed", "cosine": "cosine probe", "linear": "linear probe"}
 
 
 def colour(index: int) -> str:
     """The colour of the method with this number, the same in every figure and table of a page."""
     return PALETTE[index % len(PALETTE)]
+
+
+def turn(index: int) -> int:
+    """Which round of the colours this method is in: methods of one colour differ in line and marker."""
+    return index // len(PALETTE) % len(DASHES)
 
 
 def curves(groups: Sequence[Group], index: dict[str, int], measure: str) -> Figure:
@@ -41,7 +49,7 @@ def curves(groups: Sequence[Group], index: dict[str, int], measure: str) -> Figu
         spread = [point.std or 0.0 for point in points if point is not None]
         x = list(range(1, len(line) + 1))
         banded = len(runs) > 1 and len(line) > 1
-        if banded:
+        if banded and len(groups) <= MOST_BANDS:
             band = {
                 "x": x + x[::-1],
                 "y": [m + s for m, s in zip(line, spread, strict=True)]
@@ -65,9 +73,28 @@ def curves(groups: Sequence[Group], index: dict[str, int], measure: str) -> Figu
     layout = {
         "xaxis": {"title": {"text": "tasks learned"}, **_task_axis(tasks)},
         "yaxis": {"title": {"text": f"A_t: average {measure} (%)"}},
-        "hovermode": "x unified",
     }
-    return {"data": traces, "layout": layout | _LEGEND}
+    return _of_methods(traces, layout, groups)
+
+
+def by_task(groups: Sequence[Group], values: Callable[[Run], Sequence[float]], unit: str, axis: str) -> Figure:
+    """A row a method, a column a task, mean over seeds: what stays readable where tens of lines do not."""
+    width = max(len(values(group.runs[0])) for group in groups)
+    cells: list[list[float | None]] = []
+    spread: list[list[str]] = []
+    for group in groups:
+        points = [stat(column) for column in zip(*map(values, group.runs), strict=True)]
+        cells.append([None if p is None else round(p.mean, 2) for p in points] + [None] * (width - len(points)))
+        spread.append([show(p) for p in points] + [""] * (width - len(points)))
+    names = [_wrapped(group.label, 26) for group in groups]
+    trace = _heat_map(cells, list(range(1, width + 1)), names) | {"customdata": spread}
+    trace["hovertemplate"] = f"%{{y}}, task %{{x}}: %{{customdata}} {unit}<extra></extra>"
+    layout = {
+        "xaxis": {"title": {"text": axis}, "range": [0.5, width + 0.5], "showgrid": False, **_task_axis(width)},
+        "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
+    }
+    figure: Figure = {"data": [trace, *_numbers(trace, decimals=1 if width <= 10 else 0)], "layout": layout}
+    return figure | {"methods": [group.label for group in groups]}
 
 
 def matrix(group: Group, measure: str) -> Figure:
@@ -94,11 +121,13 @@ def matrix(group: Group, measure: str) -> Figure:
 
 def forgetting(groups: Sequence[Group], index: dict[str, int]) -> Figure:
     """How far each task's score fell from its best to the end, a bar a method; the mean of its bars is its FGT."""
+    if len(groups) > MOST_BANDS:
+        return by_task(groups, forgotten, "points", "points lost of task")
     tasks = max(len(group.runs[0].tasks) for group in groups) - 1
     form = _bar if tasks * len(groups) <= MOST_BARS else _line  # bars of a pixel or two cannot be told apart
     traces = []
     for group in groups:
-        per_run = [_forgotten(run) for run in group.runs]
+        per_run = [forgotten(run) for run in group.runs]
         points = [stat(values) for values in zip(*per_run, strict=True)]
         means = [point.mean for point in points if point is not None]
         trace = form(group, index) | {"x": list(range(1, len(means) + 1)), "y": means}
@@ -109,10 +138,9 @@ def forgetting(groups: Sequence[Group], index: dict[str, int]) -> Figure:
     layout = {
         "xaxis": {"title": {"text": "task"}, **_task_axis(tasks), "showgrid": False},
         "yaxis": {"title": {"text": "points lost"}},
-        "hovermode": "x unified",
         "bargap": 0.25,
     }
-    return {"data": traces, "layout": layout | _LEGEND}
+    return _of_methods(traces, layout, groups)
 
 
 def confusion(group: Group) -> tuple[Figure, int] | None:
@@ -198,28 +226,151 @@ def losses(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
         "xaxis": axis,
         "yaxis": {"title": {"text": "training loss"}} | ({"type": "log", "dtick": 1} if logarithmic else {}),
         "shapes": [{**line, "x0": t, "x1": t} for t in range(1, tasks)],
-        "hovermode": "closest",
     }
-    return {"data": traces, "layout": layout | _LEGEND}
+    figure = _of_methods(traces, layout, groups)
+    figure["layout"]["hovermode"] = "closest"  # every method has epochs of its own
+    return figure
 
 
-def cost(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
-    """Seconds of each method, mean over seeds."""
+def cost(groups: Sequence[Group], index: dict[str, int], measure: str, unit: str) -> Figure | None:
+    """What each method took of a measure in metrics.json, mean over seeds; None where it was not recorded."""
     traces = []
     for group in groups:
-        seconds = stat([run.metrics.seconds for run in group.runs if run.metrics is not None])
-        if seconds is not None:
-            trace = _bar(group, index) | {"orientation": "h", "x": [seconds.mean], "y": [_wrapped(group.label, 20)]}
-            trace |= {"error_x": _error_bars([seconds]), "customdata": [show(seconds)], "showlegend": False}
-            trace["hovertemplate"] = "%{customdata} seconds<extra>" + text(group.label) + "</extra>"
+        taken = stat([None if run.metrics is None else getattr(run.metrics, measure) for run in group.runs])
+        if taken is not None:
+            trace = _bar(group, index) | {"orientation": "h", "x": [taken.mean], "y": [_wrapped(group.label, 20)]}
+            trace |= {"error_x": _error_bars([taken]), "customdata": [show(taken)], "showlegend": False}
+            trace["hovertemplate"] = f"%{{customdata}} {unit}<extra>" + text(group.label) + "</extra>"
             traces.append(trace)
     layout = {
-        "xaxis": {"title": {"text": "seconds"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
         "barmode": "overlay",
         "bargap": 0.4,
     }
     return {"data": traces, "layout": layout} if traces else None
+
+
+def against(rows: Sequence[tuple[str, Stat, Stat]], index: dict[str, int], name: str) -> Figure:
+    """Ours (filled, in the method's colour) and the published number (open) of each row: label, ours, published."""
+    traces: list[dict[str, Any]] = []
+    for label, ours, published in rows:
+        y = _wrapped(label, 20)
+        common = {"type": "scatter", "y": [y], "legendgroup": label, "showlegend": False}
+        traces.append(common | {"x": [ours.mean, published.mean], "y": [y, y], "mode": "lines", "hoverinfo": "skip"})
+        traces[-1]["line"] = {"color": colour(index[label]), "width": 2}
+        for kind, point, symbol in (("ours", ours, "circle"), ("published", published, "circle-open")):
+            marker = {"color": colour(index[label]), "size": 11, "symbol": symbol}
+            marker["line"] = {"width": 2, "color": colour(index[label])}
+            trace = common | {"x": [point.mean], "mode": "markers", "marker": marker, "error_x": _error_bars([point])}
+            trace["hovertemplate"] = f"{kind} {show(point)}<extra>" + text(label) + "</extra>"
+            traces.append(trace)
+    layout = {
+        "xaxis": {"title": {"text": name}},
+        "yaxis": {"type": "category", "autorange": "reversed"},
+        "hovermode": "closest",
+    }
+    return {"data": traces, "layout": layout}
+
+
+def probing(group: Group) -> Figure | None:
+    """Observed accuracy and that of fresh classifiers over the same features, after each task; None without study."""
+    found = _studies(group, "probing")
+    if not found:
+        return None
+    traces = []
+    for number, key in enumerate(key for key in found[0] if all(key in study for study in found)):
+        traces.append(_series([study[key] for study in found], PROBES.get(key, key), number))
+    axis = _task_axis(len(group.runs[0].tasks), most=10)
+    layout = {
+        "xaxis": {"title": {"text": "tasks learned"}, **axis},
+        "yaxis": {"title": {"text": "accuracy (%)"}, "range": [0, 103]},
+        "hovermode": "x unified",
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+def distances(group: Group) -> Figure | None:
+    """Distance between features and class embeddings over time, a line for each task; None without study."""
+    found = _studies(group, "tracking")
+    if not found:
+        return None
+    tasks = len(group.runs[0].tasks)
+    traces = []
+    for task in range(tasks):
+        columns = [[row[task] for row in study["distance"][task:]] for study in found]
+        trace = _series(columns, f"task {task + 1}", 0, first=task + 1)
+        shade = _blend(PALETTE[0], PALETTE[4], task / max(1, tasks - 1))  # early tasks blue, late ones orange
+        trace["line"]["color"] = trace["marker"]["color"] = shade
+        traces.append(trace | {"showlegend": task in (0, tasks - 1)})
+    layout = {
+        "xaxis": {"title": {"text": "tasks learned"}, **_task_axis(tasks, most=10)},
+        "yaxis": {"title": {"text": "distance"}, "rangemode": "tozero"},
+        "hovermode": "closest",
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+def new_and_old(group: Group) -> Figure | None:
+    """Mean distance over the classes of the current task, of earlier ones and of all; None without study."""
+    found = [study for study in _studies(group, "tracking") if {"new", "old", "all"} <= study.keys()]
+    if not found:
+        return None
+    tasks = len(group.runs[0].tasks)
+    names = ("new", "old", "all")
+    traces = []
+    for number, name in enumerate(names):
+        values = [study[name] for study in found]
+        traces.append(_series(values, name, number, first=tasks - min(map(len, values)) + 1))
+    layout = {
+        "xaxis": {"title": {"text": "tasks learned"}, **_task_axis(tasks, most=10)},
+        "yaxis": {"title": {"text": "distance"}, "rangemode": "tozero"},
+        "hovermode": "x unified",
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+def bias(group: Group) -> Figure | None:
+    """The two parameters of bias correction, by the task they were learned after; None without study."""
+    found = [study for study in _studies(group, "bias") if study.get("A") and study.get("B")]
+    if not found:
+        return None
+    tasks = len(group.runs[0].tasks)
+    traces = []
+    for number, name in enumerate(("A", "B")):
+        values = [study[name] for study in found]
+        # the first task has nothing to correct: a list may start at the second
+        traces.append(_series(values, name, number, first=tasks - min(map(len, values)) + 1))
+    layout = {
+        "xaxis": {"title": {"text": "tasks learned"}, **_task_axis(tasks, most=10)},
+        "yaxis": {"title": {"text": "learned value"}},
+        "hovermode": "x unified",
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+def same_scale(made: Sequence[Figure]) -> None:
+    """Give figures that stand side by side one y axis, so that they can be compared."""
+    drawn = [y for figure in made for trace in figure["data"] for y in trace["y"] if y is not None]
+    low, high = min(0.0, *drawn), max(0.0, *drawn)
+    margin = 0.06 * (high - low) or 1.0
+    for figure in made:
+        figure["layout"]["yaxis"]["range"] = [low - margin if low < 0 else 0.0, high + margin]
+
+
+def mean_distances(group: Group) -> dict[str, Stat | None]:
+    """Distances of new, old and all classes, at the last step and on average over steps; and old minus new at last."""
+    found = [study for study in _studies(group, "tracking") if {"new", "old", "all"} <= study.keys()]
+    known = [{name: [v for v in study[name] if v is not None] for name in ("new", "old", "all")} for study in found]
+    if not known or not all(study[name] for study in known for name in study):
+        return {}
+    row: dict[str, Stat | None] = {}
+    for name in ("new", "old", "all"):
+        row[f"last {name}"] = stat([study[name][-1] for study in known])
+    for name in ("new", "old", "all"):
+        row[f"average {name}"] = stat([fmean(study[name]) for study in known])
+    row["old - new"] = stat([study["old"][-1] - study["new"][-1] for study in known])
+    return row
 
 
 def text(name: str) -> str:
@@ -238,13 +389,70 @@ def _wrapped(label: str, width: int) -> str:
     return "<br>".join(text(line) for line in textwrap.wrap(label, width))
 
 
+def _studies(group: Group, name: str) -> list[dict[str, Any]]:
+    """This study of every seed that has it."""
+    found = [run.studies.get(name) for run in group.runs]
+    return [study for study in found if isinstance(study, dict) and "skipped" not in study]
+
+
+def _series(seeds: Sequence[Sequence[float | None]], name: str, number: int, first: int = 1) -> dict[str, Any]:
+    """A line of means over seeds, from task `first` on, with a bar of one deviation at each point."""
+    points = [stat(values) for values in zip(*seeds, strict=False)]
+    bars = _error_bars([point or Stat(0.0, 0.0) for point in points])
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": text(name),
+        "x": list(range(first, first + len(points))),
+        "y": [None if point is None else round(point.mean, 4) for point in points],
+        "customdata": [_precise(point) for point in points],
+        "hovertemplate": "%{customdata}<extra>" + text(name) + "</extra>",
+        "error_y": bars | {"visible": len(seeds) > 1},
+        "line": {"color": PALETTE[number % len(PALETTE)], "width": 2, "dash": DASHES[number % len(DASHES)]},
+        "marker": {"color": PALETTE[number % len(PALETTE)], "size": 6, "symbol": SYMBOLS[number % len(SYMBOLS)]},
+    }
+
+
+def _precise(point: Stat | None) -> str:
+    """Distances and parameters lie around one: three decimals say more than `show`'s one."""
+    if point is None:
+        return "-"
+    decimals = 3 if abs(point.mean) < 10 else 1
+    return f"{point.mean:.{decimals}f}" + ("" if point.std is None else f" ± {point.std:.{decimals}f}")
+
+
+def _blend(start: str, end: str, share: float) -> str:
+    """The colour that lies this far on the way from one to another (both #rrggbb)."""
+    pairs = [(int(start[i : i + 2], 16), int(end[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
+
+
+def _of_methods(traces: list[dict[str, Any]], layout: dict[str, Any], groups: Sequence[Group]) -> Figure:
+    """A figure with a line or bars for each method. With many, the legend stands beside it, a line is picked out by
+    pointing at it, and the page shows no legend where there is no room beside."""
+    if len(groups) <= MOST_BANDS:
+        return {"data": traces, "layout": layout | {"hovermode": "x unified"} | _LEGEND}
+    for trace in traces:
+        if trace["type"] == "scatter":
+            trace["line"] |= {"width": 1.6}
+            trace["marker"] |= {"size": 5}
+            trace["error_y"] = {"visible": False}
+    legend = {"orientation": "v", "x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "tracegroupgap": 0}
+    legend["font"] = {"size": 12}
+    return {
+        "data": traces,
+        "layout": layout | {"hovermode": "closest", "showlegend": True, "legend": legend},
+        "many": True,
+    }
+
+
 _LEGEND: dict[str, Any] = {
     "showlegend": True,
     "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.03, "yanchor": "bottom", "maxheight": 0.9},
 }
 
 
-def _forgotten(run: Run) -> list[float]:
+def forgotten(run: Run) -> list[float]:
     """Best score of each task but the last, minus its final score (spec 5.2: the best of the rows before the last)."""
     last = run.matrix[-1]
     best = [max(row[i] for row in run.matrix[i:-1]) for i in range(len(last) - 1)]
@@ -255,22 +463,21 @@ def _forgotten(run: Run) -> list[float]:
 
 def _line(group: Group, index: dict[str, int]) -> dict[str, Any]:
     number = index[group.label]
-    turn = number // len(PALETTE) % len(DASHES)
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": _wrapped(group.label, 34),
         "legendgroup": group.label,
-        "line": {"color": colour(number), "width": 2, "dash": DASHES[turn]},
-        "marker": {"color": colour(number), "size": 7, "symbol": SYMBOLS[turn]},
+        "line": {"color": colour(number), "width": 2, "dash": DASHES[turn(number)]},
+        "marker": {"color": colour(number), "size": 7, "symbol": SYMBOLS[turn(number)]},
     }
 
 
 def _bar(group: Group, index: dict[str, int]) -> dict[str, Any]:
     number = index[group.label]
     marker: dict[str, Any] = {"color": colour(number)}
-    if turn := number // len(PALETTE) % len(PATTERNS):
-        marker["pattern"] = {"shape": PATTERNS[turn], "solidity": 0.25}
+    if round_ := turn(number):
+        marker["pattern"] = {"shape": PATTERNS[round_], "solidity": 0.25}
     return {"type": "bar", "name": _wrapped(group.label, 34), "legendgroup": group.label, "marker": marker}
 
 

@@ -20,7 +20,9 @@ from rich.text import Text
 from bace.errors import DataError
 
 # Settings that name a run rather than define it; seeds of one experiment may differ in them.
-BOOKKEEPING = frozenset({"seed", "out", "folder", "resume", "progress", "verbose"})
+BOOKKEEPING = frozenset({"seed", "studies", "out", "folder", "resume", "progress", "verbose"})
+# A picture of a gallery: nothing else may stand where the page shows one.
+PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Metrics:
     FGT: float | None
     FWT: float | None
     seconds: float | None
+    passes: float | None  # examples that went through a network, forward
+    peak_memory_mb: float | None
+    score: str  # what the percentages are of: "accuracy", "macro F1"; "" where the run does not say
     A: tuple[float, ...]  # (tasks,)
     confusion: Confusion | None
 
@@ -80,6 +85,8 @@ class Run:
     matrix: tuple[tuple[float, ...], ...]  # row t holds a[t][1..t]: the lower triangle
     metrics: Metrics | None
     epochs: tuple[Epoch, ...]
+    # by name, as in studies.json; a study that could not be made is {"skipped": reason}
+    studies: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -320,6 +327,7 @@ def _load_run(folder: Path) -> Run:
         matrix=matrix,
         metrics=_metrics(folder / "metrics.json", len(tasks)) if finished else None,
         epochs=_epochs(folder / "log.jsonl", len(tasks)) if finished else (),
+        studies=_studies(folder / "studies.json", len(tasks)) if (folder / "studies.json").exists() else {},
     )
 
 
@@ -360,6 +368,9 @@ def _metrics(path: Path, tasks: int) -> Metrics:
         FGT=_finite(found.get("FGT")),
         FWT=_finite(found.get("FWT")),
         seconds=_finite(found["seconds"]),
+        passes=_finite(found.get("passes")),
+        peak_memory_mb=_finite(found.get("peak_memory_mb")),
+        score=str(found.get("score", "")),
         A=tuple(number for number in numbers if number is not None),
         confusion=None if confusion is None else _confusion(confusion, path),
     )
@@ -376,6 +387,57 @@ def _confusion(found: Any, path: Path) -> Confusion:
     if len(counts) != len(classes) or any(len(row) != len(classes) for row in counts):
         raise DataError(f"'{path}': 'confusion' must have {len(classes)} rows of {len(classes)} counts, as 'classes'.")
     return Confusion(classes, counts)
+
+
+def _studies(path: Path, tasks: int) -> dict[str, Any]:
+    """The studies of a run, checked, so that figures can rely on their form; numbers that are not finite are None."""
+    studies = _object(path)
+    for name, study in studies.items():
+        if isinstance(study, dict) and "skipped" in study:
+            continue
+        if name == "gallery":
+            if not isinstance(study, list) or not all(_is_anchor(anchor) for anchor in study):
+                raise DataError(
+                    f"'{path}': 'gallery' must be a list of anchors, each with 'label', 'neighbours' and a 'picture' "
+                    "(a PNG as data URI) or a 'text'; a neighbour also has 'distance' and 'same'."
+                )
+        elif name in ("probing", "tracking", "bias"):
+            if not isinstance(study, dict) or not all(isinstance(values, list) for values in study.values()):
+                raise DataError(f"'{path}': '{name}' must be an object of lists, got {study!r}.")
+            studies[name] = {key: _series(key, values, tasks, path) for key, values in study.items()}
+            missing = [
+                key for key in {"probing": ["observed"], "tracking": ["distance"]}.get(name, []) if key not in study
+            ]
+            if missing:
+                raise DataError(f"'{path}': '{name}' has no '{missing[0]}'.")
+            if name == "probing" and any(len(values) != tasks for values in study.values()):
+                raise DataError(f"'{path}': each list of 'probing' must have {tasks} numbers, one for each task.")
+    return studies
+
+
+def _series(name: str, values: list[Any], tasks: int, path: Path) -> list[Any]:
+    """Numbers by task, or under "distance" the lower triangle of them."""
+    if name != "distance":
+        return [_finite(value) for value in values]
+    if len(values) != tasks or any(not isinstance(row, list) or len(row) != t for t, row in enumerate(values, 1)):
+        raise DataError(f"'{path}': 'distance' must have {tasks} rows, row t with t numbers.")
+    return [[_finite(value) for value in row] for row in values]
+
+
+def _is_anchor(found: Any) -> bool:
+    neighbours = found.get("neighbours") if isinstance(found, dict) else None
+    return (
+        isinstance(neighbours, list)
+        and all(_is_example(example) for example in [found, *neighbours])
+        and all(_finite(n.get("distance")) is not None and isinstance(n.get("same"), bool) for n in neighbours)
+    )
+
+
+def _is_example(found: Any) -> bool:
+    if not isinstance(found, dict) or "label" not in found:
+        return False
+    picture, text = found.get("picture"), found.get("text")
+    return isinstance(text, str) if picture is None else isinstance(picture, str) and bool(PICTURE.fullmatch(picture))
 
 
 def _epochs(path: Path, tasks: int) -> tuple[Epoch, ...]:

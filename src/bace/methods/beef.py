@@ -1,0 +1,265 @@
+"""BEEF: energy-based expansion and fusion. Wang, Zhou, Liu, Ye, Bian, Zhan, Zhao, "BEEF: Bi-Compatible
+Class-Incremental Learning via Energy-Based Expansion and Fusion", ICLR 2023."""
+
+import dataclasses
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bace.errors import ConfigError
+from bace.method import Card, Loss, Stage
+from bace.methods.er import ER
+from bace.models.expanded import Expanded
+from bace.models.heads import LinearHead, WideningHead
+from bace.models.model import Model, parameter_count
+from bace.randomness import generator
+from bace.stream import Batch, Task
+
+
+class FusingHead(WideningHead):
+    """The classifier over all modules and, on the newest one, what expansion and fusion train beside it.
+
+    z_c = (W [h_0 .. h_{t-1}])_c + (1 + a_i) (Wb_i h_t + b_i) + c_i for a class c of old task i, and (Wn h_t)_c for a
+    new class.
+    """
+
+    scale: nn.Parameter  # (old tasks,) a
+    shift: nn.Parameter  # (old tasks,) c
+
+    def __init__(self, width: int, energy: bool) -> None:
+        super().__init__(width)
+        self.energy = energy
+        self.backward_prototypes: LinearHead | None = None  # Wb, b: a row for each old task
+        self.forward_prototypes: LinearHead | None = None  # Wf: a row for each class, for what may look like it
+
+    @property
+    def old_sizes(self) -> Tensor:  # (old tasks,) classes of each
+        return torch.tensor([len(block) for block in self.blocks[:-1]], dtype=torch.int64, device=self.no_rows.device)
+
+    def grow(self, classes: int, generator: torch.Generator, newest_only: bool = True) -> None:
+        old_tasks, device = len(self.blocks), self.no_rows.device
+        super().grow(classes, generator, newest_only)
+        self.requires_grad_(False)
+        for trained in (self.blocks[-1], self.biases[-1]):  # Wn
+            trained.requires_grad_()
+        if old_tasks:
+            self.backward_prototypes = LinearHead(self.branch).to(device)
+            self.backward_prototypes.grow(old_tasks, generator)
+            self.scale, self.shift = (nn.Parameter(torch.zeros(old_tasks, device=device)) for _ in "ac")
+        if self.energy:
+            self.forward_prototypes = LinearHead(self.branch).to(device)
+            self.forward_prototypes.grow(self.classes, generator)
+
+    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
+        logits = super().forward(features)
+        if self.backward_prototypes is None:
+            return logits
+        old = (1 + self.scale) * self.backward_prototypes(features[:, -self.branch :]) + self.shift  # (rows, old tasks)
+        return logits + F.pad(old.repeat_interleave(self.old_sizes, 1), (0, len(self.blocks[-1])))
+
+    def expansion(self, newest: Tensor) -> tuple[Tensor, Tensor]:  # (rows, branch) -> (rows, t + N), (rows, seen)
+        """u = [Wb h_t, Wn h_t], and Wf h_t."""
+        new = F.linear(newest, self.blocks[-1]) + self.biases[-1]
+        beyond = new[:, :0] if self.forward_prototypes is None else self.forward_prototypes(newest)
+        u = new if self.backward_prototypes is None else torch.cat([self.backward_prototypes(newest), new], 1)
+        return u, beyond
+
+    def column(self, targets: Tensor) -> Tensor:  # (rows,) classes -> (rows,) columns of u
+        """An old class's task; behind the old tasks, the new classes."""
+        old = torch.arange(len(self.old_sizes), device=targets.device).repeat_interleave(self.old_sizes)
+        new = torch.arange(len(self.blocks[-1]), device=targets.device) + len(self.old_sizes)
+        return torch.cat([old, new])[targets]
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """W <- [W | (1 + a_i) Wb_i], b <- b + (1 + a_i) b_i + c_i for the rows of each old task i; afterwards the
+        matrix is all there is."""
+        if self.backward_prototypes is None:
+            return
+        factor, rows = 1 + self.scale, self.backward_prototypes
+        self.columns[-1].add_((factor[:, None] * rows.weight).repeat_interleave(self.old_sizes, 0))
+        for bias, more in zip(self.biases, factor * rows.bias + self.shift, strict=False):  # the last one is new
+            bias.add_(more)
+        for folded in (*rows.parameters(), self.scale, self.shift):
+            folded.zero_()
+
+
+class BEEF(ER):
+    """Train a module of its own for each task, with prototypes for old tasks (backward) and for what lies beyond all
+    known classes (forward); then fuse the modules by two scalars for each old task.
+
+    Args:
+        init_epochs: of the first task; the run's train.epochs is not used.
+        expand_epochs: of a new module.
+        fuse_epochs: of the scalars.
+        energy: weight of the energy term, which holds the forward prototypes; 0 leaves it out.
+        energy_steps: of the sampler that makes inputs of the open space.
+        energy_lr: size of its steps.
+        energy_noise: standard deviation of the noise that each of its steps adds.
+        alignment: in expansion, the logits of old tasks are divided by this.
+        fuse_lr: learning rate of the scalars.
+        mode: as in ER: a separate `batch` from memory, or the memory in the task's data (`concat`, the original's).
+        reduction: as in ER: `sum` of the means over new and over replayed rows, or one mean (`joint`).
+    """
+
+    title = "BEEF"
+    paper = (
+        "Wang et al., BEEF: Bi-Compatible Class-Incremental Learning via Energy-Based Expansion and Fusion, ICLR 2023"
+    )
+    modalities = frozenset(("image", "text"))
+    growing_head = False  # its rows grow longer too
+    card = Card(
+        mechanism="replay; an encoder for each task, energy-based prototypes, fusion by scalars",
+        cost="expand: 1F+1B on b+m, energy 4F+4B on b+m; fuse: t+1 F; t+1 encoders are kept",
+        o_rows="refused: a word labelled O belongs to no task, so it has no backward prototype",
+        stages=("expand", "fuse"),
+        reading="linear heads; biases add when folded, a sample's own column is left out row by row, energy by sample "
+        "(the official code slips in all three); balanced set: the memory and as many of each new class; texts: the "
+        "sampler starts from permuted word vectors; backbone.adapter shares all that is not trained (not the paper's)",
+    )
+
+    model: Expanded
+
+    def __init__(
+        self,
+        init_epochs: int = 5,
+        expand_epochs: int = 3,
+        fuse_epochs: int = 3,
+        energy: float = 0.01,
+        energy_steps: int = 3,
+        energy_lr: float = 0.01,
+        energy_noise: float = 0.001,
+        alignment: float = 1.7,
+        fuse_lr: float = 0.05,
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(mode, reduction)
+        if min(init_epochs, expand_epochs, fuse_epochs) < 1:
+            raise ConfigError(
+                f"BEEF: init_epochs ({init_epochs}), expand_epochs ({expand_epochs}) and fuse_epochs ({fuse_epochs}) "
+                "must be at least 1"
+            )
+        if min(energy, energy_steps, energy_lr, energy_noise) < 0:
+            raise ConfigError(
+                f"BEEF: energy ({energy}), energy_steps ({energy_steps}), energy_lr ({energy_lr}) and energy_noise "
+                f"({energy_noise}) must be at least 0"
+            )
+        if alignment <= 0 or fuse_lr <= 0:
+            raise ConfigError(f"BEEF: alignment ({alignment}) and fuse_lr ({fuse_lr}) must be above 0")
+        self.init_epochs, self.expand_epochs, self.fuse_epochs = init_epochs, expand_epochs, fuse_epochs
+        self.energy, self.energy_steps = energy, energy_steps
+        self.energy_lr, self.energy_noise = energy_lr, energy_noise
+        self.alignment, self.fuse_lr = alignment, fuse_lr
+
+    @property
+    def head(self) -> FusingHead:
+        return cast(FusingHead, self.model.head)
+
+    def build(self, model: Model) -> Model:
+        return Expanded(model.encoder, FusingHead(model.encoder.width, self.energy > 0), model.precision)
+
+    def grow(self, task: Task) -> None:
+        if task.index:
+            self.model.add_branch()  # f_t <- f_0
+        super().grow(task)
+
+    def stages(self, task: Task) -> list[Stage]:
+        (main,) = super().stages(task)
+        if task.index == 0:
+            return [dataclasses.replace(main, epochs=self.init_epochs)]
+        expand = dataclasses.replace(main, name="expand", epochs=self.expand_epochs)
+        if not (self.memory.size or self.memory.per_class):
+            return [expand]  # nothing of the old tasks to fuse with
+        fuse = self.stage(
+            task,
+            name="fuse",
+            loss=self.fuse,
+            epochs=self.fuse_epochs,
+            batch_size=self.batch_size,
+            examples=lambda: self.balanced(task),
+            module=lambda: self.head,
+            parameters=lambda: (self.head.scale, self.head.shift),
+            lr=self.fuse_lr,
+            optimiser="sgd",
+            structure=self.freeze,
+        )
+        return [expand, fuse]
+
+    # -- expansion
+
+    def loss(self, batch: Batch) -> Loss:
+        """L = CE(u, y') + energy L_en, the old tasks' columns of u divided by `alignment`; y' is the task of an old
+        sample, the class of a new one."""
+        both = self.with_replay(batch)
+        own, old = self.head.column(both.targets), len(self.head.old_sizes)
+        u, _ = self.head.expansion(self.model(both, newest=True).features)
+        aligned = torch.cat([u[:, :old] / self.alignment, u[:, old:]], 1)
+        terms = self.cross_entropy(aligned, own, len(batch))
+        if self.energy:
+            terms["energy"] = self.energy * self.open_space(self.sample(both), own)
+        return terms
+
+    def open_space(self, batch: Batch, own: Tensor) -> Tensor:  # own: (rows,) the sample's own column of u
+        """L_en = CE([u(x~), Wf h_t(x~)], Wf's row of y), in each row without the sample's own column."""
+        u, beyond = self.head.expansion(self.model(batch, name="energy", newest=True).features)
+        others = u.scatter(1, own[:, None], -torch.inf)
+        return F.cross_entropy(torch.cat([others, beyond], 1), u.shape[1] + batch.targets)
+
+    def sample(self, batch: Batch) -> Batch:
+        """x~ <- x~ - energy_lr d/dx~ log(sum of the soft-max over Wf's columns) + noise, from a disturbed x: inputs
+        that the network, in eval mode, takes for something known."""
+        rng, training, key = self.now.rng("energy"), self.model.training, self.model.encoder.movable
+        inputs = self.disturbed(batch, rng)
+        self.model.eval()
+        for _ in range(self.energy_steps):
+            x = inputs[key].requires_grad_()
+            moved = dataclasses.replace(batch, inputs=inputs)
+            u, beyond = self.head.expansion(self.model(moved, newest=True).features)
+            log_mass = beyond.logsumexp(1) - torch.cat([u, beyond], 1).logsumexp(1)  # (rows,), each its own
+            (gradient,) = torch.autograd.grad(log_mass.sum(), x)
+            noise = torch.randn(x.shape, generator=rng, dtype=x.dtype).to(x.device)
+            inputs = {**inputs, key: x.detach() - self.energy_lr * gradient + self.energy_noise * noise}
+        self.model.train(training)
+        return dataclasses.replace(batch, inputs=inputs)
+
+    def disturbed(self, batch: Batch, rng: torch.Generator) -> dict[str, Tensor]:
+        """Where the sampler starts: a picture turned by 180 degrees, a text with its words in another order."""
+        if self.stream.modality == "image":
+            return {**batch.inputs, "pixel_values": batch.inputs["pixel_values"].rot90(2, (2, 3))}
+        inputs = self.model.encoders[-1].relax(batch.inputs)
+        mask = inputs["attention_mask"].bool().cpu()
+        place = torch.rand(mask.shape, generator=rng).masked_fill(~mask, 2)  # padding stays behind
+        place[:, 0] = -1  # and the class token in front
+        order = place.argsort(dim=1, stable=True).to(self.stream.device)
+        return {**inputs, "inputs_embeds": inputs["inputs_embeds"].take_along_dim(order[:, :, None], 1)}
+
+    # -- fusion
+
+    def freeze(self) -> None:
+        self.model.requires_grad_(False)
+        for trained in (self.head.scale, self.head.shift):
+            trained.requires_grad_()
+
+    def balanced(self, task: Task) -> Tensor:  # (examples,)
+        """The memory, and of each new class as many examples as of the old class that has most of them there."""
+        most = int(torch.bincount(self.memory.group).max())
+        chosen = [self.memory.examples]
+        for c, members in self.stream.by_group(self.trained(task)).items():
+            shuffle = torch.randperm(len(members), generator=generator(self.now.seed, "balanced", task.index, c))
+            chosen.append(members[shuffle[:most]])
+        return torch.cat(chosen)
+
+    def fuse(self, batch: Batch) -> Loss:
+        """L = CE(z, y) over all classes seen."""
+        return F.cross_entropy(self.model(batch).logits, batch.targets)
+
+    def after_task(self, task: Task) -> None:
+        self.head.fold()
+        super().after_task(task)
+
+    def needs(self, task: int) -> tuple[int, int]:
+        trained = self.model.trained_size
+        return parameter_count(self.model.encoder) + task * trained, trained

@@ -1,0 +1,160 @@
+"""CFNER. Zheng, Liang, Chen, Ma, "Distilling Causal Effect from Miscellaneous Other-Class for Continual Named Entity
+Recognition", EMNLP 2022."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.losses import mixture, neighbour_log_weights
+from bace.method import Card, Stage
+from bace.methods.extendner import ExtendNER
+from bace.models.heads import CosineHead
+from bace.models.model import Model
+from bace.neighbours import NeighbourTable, nearest
+from bace.stream import Batch, Task
+
+
+class CFNER(ExtendNER):
+    """ExtendNER, in which an entity is predicted jointly with its nearest entities in the teacher's eyes, and so is a
+    word labelled O that the teacher takes for an old entity (a "defined O" word), towards the teacher's best guess.
+
+    Args:
+        top_k: neighbours of a word, among those of its kind.
+        dce: joint prediction of entities.
+        odce: joint prediction of defined O words.
+        curriculum: epochs in which defined O words are let in, the surest first: in the first one those to which the
+            student gives an old label with 0.9 or more, in the last one and later all. 0: all at once.
+        lambda_kd: weight of the distillation; 0 leaves it out.
+        adaptive: multiply the weight by sqrt((old labels - 1) / new labels), where O is one of the old labels.
+        head: `frozen`: a cosine head whose old rows, O's too, are not trained, and whose new ones start from data;
+            `trained`: the run's head.
+        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
+        reduction: of both terms. `sum`: mean over the new words + mean over the replayed ones; `joint`: one mean over
+            both.
+    """
+
+    paper = (
+        "Zheng et al., Distilling Causal Effect from Miscellaneous Other-Class for Continual Named Entity Recognition, "
+        "EMNLP 2022"
+    )
+    card = Card(
+        mechanism="ExtendNER; entities, and O words taken for old entities, predicted jointly with neighbours",
+        cost="1F+1B and teacher 1F on b+m, 1F on the sentences of at most top_k neighbours of each entity and defined "
+        "O word of b, teacher 1F once a task",
+        o_rows="ExtendNER's; those that the teacher takes for old entities are predicted jointly with their nearest "
+        "such words, towards the teacher's best guess",
+        reading="all words of the task are candidates (the original: the first 5000); replayed words have no "
+        "neighbours; no curriculum by default, as in the released settings; the adaptive weight and the frozen head of "
+        "the original code",
+    )
+
+    def __init__(
+        self,
+        top_k: int = 3,
+        dce: bool = True,
+        odce: bool = True,
+        curriculum: int = 0,
+        lambda_kd: float = 2.0,
+        adaptive: bool = True,
+        head: Literal["frozen", "trained"] = "frozen",
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(lambda_kd, mode=mode, reduction=reduction)
+        if top_k < 1:
+            raise ConfigError(f"CFNER: top_k is {top_k}, it must be at least 1; dce and odce switch neighbours off")
+        if curriculum < 0:
+            raise ConfigError(f"CFNER: curriculum is {curriculum} epochs, it must be at least 0, which is none")
+        self.top_k, self.dce, self.odce = top_k, dce, odce and lambda_kd > 0
+        self.curriculum, self.adaptive, self.frozen = curriculum, adaptive, head == "frozen"
+        self.keeps_teacher = lambda_kd > 0 or dce
+        self.table: NeighbourTable | None = None  # of a task, made again by before_epoch after a resume
+
+    # -- the head
+
+    def build(self, model: Model) -> Model:
+        if self.frozen and not isinstance(model.head, CosineHead):
+            model.head = CosineHead(model.encoder.width)
+        return super().build(model)
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        self.table = None
+        for block in list(self.model.head.blocks)[:-1] if self.frozen else ():
+            block.requires_grad_(False)
+
+    def stages(self, task: Task) -> list[Stage]:
+        (main,) = super().stages(task)
+        if task.index and self.frozen:
+            main.prepare = lambda: self.imprint(task)
+        return [main]
+
+    def imprint(self, task: Task) -> None:
+        """As for others; and an I- tag that the task does not show starts like its B- tag."""
+        super().imprint(task)
+        shown, newest = set(self.stream.labels(self.trained(task))[1].tolist()), self.model.head.blocks[-1]
+        for row, c in enumerate(task.classes):
+            if c not in shown and self.stream.names[c].startswith("I-"):
+                newest.data[row] = newest.data[row - 1]
+
+    # -- neighbours
+
+    def before_epoch(self, stage: Stage) -> None:
+        """The top_k nearest of each entity among the entities, and of each defined O word among those: once a task, as
+        sentences have one view and the teacher stays."""
+        if self.teacher is None or self.table is not None or not (self.dce or self.odce):
+            return
+        examples = self.trained(self.stream[self.now.task]).sort().values
+        rows, targets = self.stream.labels(examples)
+        out = self.outputs(examples, self.teacher)
+        entity = ~self.outside(targets)
+        defined = ~entity & ~self.outside(out.logits.argmax(1))
+        anchor = (entity & self.dce) | (defined & self.odce)
+        if anchor.any():
+            features = F.normalize(out.features[anchor], dim=1)
+            index, distance = nearest(features, self.top_k, labels=entity[anchor], among="same")
+            weights = neighbour_log_weights(distance, 0.5, uniform=True)  # half, and half divided equally
+            anchors = rows[anchor]
+            self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights, distance)
+
+    def epoch_table(self) -> NeighbourTable | None:
+        return self.table
+
+    def joint(self, logits: Tensor, log_old: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """log (p + q)/2 in place of the logits, q the mean prediction of the neighbours, which carries no gradient: of
+        an entity's over all labels, of a defined O word's over the old labels alone. The soft-max of logarithms of
+        probabilities is these again."""
+        if self.table is None:
+            return logits, log_old
+        anchor = torch.isin(batch.rows, self.table.anchors)
+        outside = self.outside(batch.targets).cpu()
+        sure = F.softmax(logits[: len(batch)].detach(), 1)[:, : self.now.known].amax(1) >= self.threshold
+        at = torch.nonzero(anchor & (~outside | sure.cpu())).flatten()
+        if not len(at):
+            return logits, log_old
+        near = self.table.of(batch.rows[at], logits.device)
+        parts = near.rows.split(self.training_settings.eval_batch_size)
+        beside = self.peek(self.stream.rows(part) for part in parts).logits
+        beside[self.outside(self.stream.targets[near.rows]), self.now.known :] = -torch.inf
+        logits = logits.index_put((at,), (mixture(logits[at], beside, near) + 1e-12).log())
+        if log_old is not None:  # of a defined O word only the best guess: its old entity
+            at = at[outside[at]]
+            guess = F.one_hot(log_old[at].argmax(1), log_old.shape[1])
+            log_old = log_old.index_put((at,), guess.to(log_old).log())
+        return logits, log_old
+
+    @property
+    def threshold(self) -> float:
+        """What a defined O word's surest old label must reach: 0.9 in the first epoch, falling to 0 in the last of the
+        curriculum."""
+        return 0.9 * max(1 - self.now.epoch / (self.curriculum - 1), 0.0) if self.curriculum > 1 else 0.0
+
+    @property
+    def weight(self) -> float:
+        """lambda sqrt((|old| - 1) / |new|)."""
+        old, new = self.now.known, self.now.seen - self.now.known
+        return self.lambda_kd * math.sqrt((old - 1) / new) if self.adaptive else self.lambda_kd

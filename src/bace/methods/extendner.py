@@ -1,0 +1,89 @@
+"""ExtendNER. Monaikul, Castellucci, Filice, Rokhlenko, "Continual Learning for Named Entity Recognition", AAAI 2021."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.losses import distillation
+from bace.method import Card, Loss
+from bace.methods.er import ER
+from bace.stream import Batch
+
+
+class ExtendNER(ER):
+    """Learn entities by their labels, and words labelled O, which may hide old entities, by what the last network says
+    of them.
+
+    Args:
+        lambda_kd: weight of the distillation; 0 leaves it out, and with it all that is learned of O after the first
+            task.
+        tau: temperature of the distillation; its value is multiplied by tau^2.
+        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
+        reduction: of both terms. `sum`: mean over the new words + mean over the replayed ones; `joint`: one mean over
+            both.
+    """
+
+    paper = "Monaikul et al., Continual Learning for Named Entity Recognition, AAAI 2021"
+    modalities = frozenset(("token",))
+    card = Card(
+        mechanism="labels teach entities, the last network teaches O words; replay",
+        cost="1F+1B and teacher 1F on b+m",
+        o_rows="class 0 under cross-entropy in the first task; later distilled alone, over all columns cut to the old "
+        "ones, so that new columns are pushed down",
+        reading="replay is not the original's: a replayed sentence's entities are under cross-entropy, its O words "
+        "distilled, like those of a new one; weight 2 as in the code of BaCE's authors; the run's head, all rows "
+        "trained",
+    )
+
+    def __init__(
+        self,
+        lambda_kd: float = 2.0,
+        tau: float = 1.0,
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(mode, reduction)
+        if lambda_kd < 0 or tau <= 0:
+            raise ConfigError(f"{self.title}: lambda_kd ({lambda_kd}) must be at least 0 and tau ({tau}) above 0")
+        self.lambda_kd, self.tau = lambda_kd, tau
+        self.keeps_teacher = lambda_kd > 0
+
+    def loss(self, batch: Batch) -> Loss:
+        both = self.with_replay(batch)
+        logits = self.model(both).logits
+        if not self.now.known:  # nothing old hides among the O words
+            return self.cross_entropy(logits, both.targets, len(batch))
+        log_old = F.log_softmax(self.peek([both], self.teacher).logits / self.tau, 1) if self.weight else None
+        logits, log_old = self.joint(logits, log_old, batch)
+        # CE(z, y; S) over the words E with an entity label
+        entity = ~self.outside(both.targets)
+        terms = self.cross_entropy(logits[entity], both.targets[entity], int(entity[: len(batch)].sum()))
+        if log_old is not None and not entity.all():
+            # + lambda KL(softmax(z'/T) || softmax(z/T) cut to the old columns) over the words Q labelled O
+            student, teacher, new = logits[~entity], log_old[~entity], int((~entity[: len(batch)]).sum())
+            parts = self.parts(new, len(student)).values()
+            kls = [distillation(student[rows], teacher[rows], mode="slice", tau=self.tau) for rows in parts]
+            terms["distil"] = self.weight * torch.stack(kls).sum()
+        return terms
+
+    def joint(
+        self,
+        logits: Tensor,  # (rows, seen) of the new words, then of the replayed ones
+        log_old: Tensor | None,  # (rows, known) what the teacher says of them, as log-probabilities
+        batch: Batch,  # the new words
+    ) -> tuple[Tensor, Tensor | None]:
+        """What is learned of which target; CFNER lets neighbours have their say."""
+        return logits, log_old
+
+    def outside(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
+        """Which words are labelled O."""
+        assert self.stream.background is not None
+        return targets == self.stream.background
+
+    @property
+    def weight(self) -> float:
+        """Of the distillation, in this task."""
+        return self.lambda_kd

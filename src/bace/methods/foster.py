@@ -1,0 +1,174 @@
+"""FOSTER: feature boosting and compression. Wang, Zhou, Ye, Zhan, "FOSTER: Feature Boosting and Compression for
+Class-Incremental Learning", ECCV 2022."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.losses import soft_cross_entropy
+from bace.method import Card, Loss, Stage
+from bace.methods.er import ER
+from bace.models.expanded import Expanded, shallow_copy, trained_part
+from bace.models.heads import LinearHead, WideningHead, align
+from bace.models.model import Model, parameter_count
+from bace.randomness import generator
+from bace.stream import Batch, Task
+
+
+class FOSTER(ER):
+    """Add a second encoder that learns what the frozen old one lacks (boost), then distil both into one (compress).
+
+    Args:
+        init_epochs: of the first task; the run's train.epochs is not used.
+        boost_epochs: of the two-branch teacher.
+        compress_epochs: of the student.
+        beta1: how much the teacher's training makes up for unequal classes: 0 not at all, towards 1 by their counts.
+        beta2: the same for the student's targets.
+        lambda_okd: weight of the distillation of the old network into the teacher; 0 leaves it out.
+        T: temperature of both distillations.
+        new_rows: `ft`: the teacher's rows of new classes read both branches; `az`: only the new branch.
+        align: after boosting, scale the teacher's new rows to the mean norm of its old ones.
+        mode: as in ER: a separate `batch` from memory, or the memory in the task's data (`concat`, the original's).
+        reduction: as in ER: `sum` of the means over new and over replayed rows, or one mean (`joint`).
+    """
+
+    title = "FOSTER"
+    paper = "Wang et al., FOSTER: Feature Boosting and Compression for Class-Incremental Learning, ECCV 2022"
+    modalities = frozenset(("image", "text"))
+    scorers = ("teacher",)
+    card = Card(
+        mechanism="replay; a second encoder boosts the frozen one, both are distilled into one",
+        cost="boost: 2F+1B on b+m; compress: 3F+1B on b+m",
+        o_rows="refused: classes are weighted by their counts, and O outnumbers them all",
+        stages=("boost", "compress"),
+        reading="linear heads; the student predicts, its teacher is scored beside it; a class counts "
+        "as often as an epoch shows it (official: 500 if new, its exemplars if old, which is so in mode `concat`); old "
+        "rows start at zero on the new branch",
+    )
+
+    teacher: Expanded | None
+
+    def __init__(
+        self,
+        init_epochs: int = 5,
+        boost_epochs: int = 5,
+        compress_epochs: int = 5,
+        beta1: float = 0.96,
+        beta2: float = 0.97,
+        lambda_okd: float = 1.0,
+        T: float = 2.0,
+        new_rows: Literal["ft", "az"] = "ft",
+        align: bool = False,
+        mode: Literal["batch", "concat"] = "batch",
+        reduction: Literal["sum", "joint"] = "sum",
+    ) -> None:
+        super().__init__(mode, reduction)
+        if min(init_epochs, boost_epochs, compress_epochs) < 1:
+            raise ConfigError(
+                f"FOSTER: init_epochs ({init_epochs}), boost_epochs ({boost_epochs}) and compress_epochs "
+                f"({compress_epochs}) must be at least 1"
+            )
+        if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
+            raise ConfigError(f"FOSTER: beta1 ({beta1}) and beta2 ({beta2}) must be at least 0 and below 1")
+        if lambda_okd < 0 or T <= 0:
+            raise ConfigError(f"FOSTER: lambda_okd ({lambda_okd}) must be at least 0 and T ({T}) above 0")
+        self.init_epochs, self.boost_epochs, self.compress_epochs = init_epochs, boost_epochs, compress_epochs
+        self.beta1, self.beta2, self.lambda_okd, self.T = beta1, beta2, lambda_okd, T
+        self.new_rows, self.align = new_rows, align
+        self.counts = torch.zeros(0)  # (seen,) of each class; made again by before_epoch
+
+    def build(self, model: Model) -> Model:
+        return Model(model.encoder, LinearHead(model.encoder.width), model.precision)
+
+    def grow(self, task: Task) -> None:
+        """The student goes on from the old network with rows for the new classes; the teacher is made anew."""
+        if task.index:
+            self.teacher = None  # let go of the last one first
+            self.teacher = self.boosted(task)
+        super().grow(task)
+
+    def boosted(self, task: Task) -> Expanded:
+        """The old network, frozen, and beside it a copy of it to train; one head over both, old rows copied."""
+        model, rng = self.model, generator(self.now.seed, "boosted head", task.index)
+        head = WideningHead(model.encoder.width).to(self.stream.device)
+        head.grow(task.classes.start, rng)
+        head.blocks[0].data.copy_(model.head.weight)
+        head.biases[0].data.copy_(model.head.bias)
+        head.grow(len(task.classes), rng, newest_only=self.new_rows == "az")
+        head.assist(task.classes.stop, rng)
+        teacher = Expanded(shallow_copy(model.encoder, trained_part(model.encoder)), head, model.precision)
+        teacher.add_branch()
+        return teacher
+
+    def stages(self, task: Task) -> list[Stage]:
+        (main,) = super().stages(task)
+        if task.index == 0:
+            return [dataclasses.replace(main, epochs=self.init_epochs)]
+        teacher = self.teacher
+        assert teacher is not None
+        boost, compress = (dataclasses.replace(main, name=name) for name in ("boost", "compress"))
+        boost.loss, boost.epochs, boost.module = self.boost, self.boost_epochs, lambda: teacher
+        compress.loss, compress.epochs = self.compress, self.compress_epochs
+        if self.align:
+            compress.prepare = lambda: align(teacher.head)
+        return [boost, compress]
+
+    def before_epoch(self, stage: Stage) -> None:
+        """How often an epoch shows each class: its examples once, or as often as they are replayed."""
+        examples, seen = stage.examples(), self.now.seen
+        self.counts = torch.bincount(self.stream.labels(examples)[1], minlength=seen).double()
+        if self.mode == "batch" and self.replay_size:
+            replayed = self.replay_size * math.ceil(len(examples) / stage.batch_size) / len(self.memory)
+            self.counts += replayed * torch.bincount(self.memory.group, minlength=seen)
+
+    def boost(self, batch: Batch) -> Loss:
+        """L = CE(z / w, y) + CE(W_e h_B, y) + lambda_okd KD(z_old, W_old h_A; T), z = W [h_A; h_B]."""
+        assert self.teacher is not None
+        both, head = self.with_replay(batch), self.teacher.head
+        out = self.teacher(both)
+        old_features, new_features = out.features.split(head.branch, 1)
+        weights = class_weights(self.counts, self.beta1).to(out.logits)
+        terms = self.cross_entropy(out.logits / weights, both.targets, len(batch))
+        assert head.auxiliary is not None
+        beside = self.cross_entropy(head.auxiliary(new_features), both.targets, len(batch))
+        terms |= {f"branch {name}": term for name, term in beside.items()}
+        if self.lambda_okd:
+            old = self.now.known
+            with torch.no_grad():  # the student waits: its encoder is h_A, its old rows are W_old
+                target = self.model.head(old_features)[:, :old]
+            terms["distil"] = self.lambda_okd * soft_cross_entropy(out.logits[:, :old], target, self.T)
+        return terms
+
+    def compress(self, batch: Batch) -> Loss:
+        """L = KD with the target w' softmax(z_T / T), renormalised: softmax(z_T / T + log w')."""
+        both = self.with_replay(batch)
+        target = self.peek([both], self.teacher).logits
+        weights = class_weights(self.counts, self.beta2).to(target)
+        return {"distil": soft_cross_entropy(self.model(both).logits, target + self.T * weights.log(), self.T)}
+
+    def herded(self, examples: Tensor) -> Tensor:
+        return self.outputs(examples, self.teacher).features
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
+        if scorer is None or self.teacher is None:
+            return super().predict(batch)
+        with torch.inference_mode():
+            logits: Tensor = self.teacher(batch).logits
+        return logits
+
+    def needs(self, task: int) -> tuple[int, int]:
+        encoder = self.model.encoder
+        trained = parameter_count(encoder, trained_only=True)
+        return parameter_count(encoder) + (2 * trained if task else 0), trained
+
+
+def class_weights(counts: Tensor, beta: float) -> Tensor:  # (classes,) examples of each -> (classes,)
+    """w_c = (1 - beta) / (1 - beta^n_c), scaled to sum to the number of classes: rare classes weigh more (Cui et al.,
+    Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019)."""
+    weights = (1 - beta) / (1 - beta ** counts.clamp(min=1))
+    return F.normalize(weights, p=1, dim=0) * len(weights)

@@ -1,0 +1,271 @@
+"""IDBR: information disentanglement based regularisation. Huang, Zhang, Chen, Wang, Yang, "Continual Learning for Text
+Classification with Information Disentanglement Based Regularization", NAACL 2021."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bace.errors import ConfigError
+from bace.method import Card, Loss, Method, Stage
+from bace.models.encoders import TextEncoder
+from bace.models.heads import CosineHead, Head, LinearHead, kmeans
+from bace.models.model import Branch, Model
+from bace.randomness import generator
+from bace.stream import NO_IDS, Batch, Task
+
+
+class Reader(nn.Module):
+    """A linear layer; being named a head, it learns at train.head_lr."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.head = LinearHead(width)
+
+    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, outputs)
+        result: Tensor = self.head(features)
+        return result
+
+
+class Disentangled(Model):
+    """Features [g; s] instead of the class token h: g = tanh(W_g h + b_g) is what all tasks share,
+    s = tanh(W_s h + b_s) what tells them apart. Besides the classes, `order` reads from g whether the halves of a text
+    are swapped, and `tasks` from s which task it is of."""
+
+    def __init__(self, model: Model, hidden: int, rng: torch.Generator) -> None:
+        head: Head = LinearHead(2 * hidden)
+        if isinstance(model.head, CosineHead):
+            head = CosineHead(2 * hidden, model.head.sigma.item(), model.head.sigma.requires_grad)
+        super().__init__(model.encoder, head, model.precision)
+        self.parts, self.order, self.tasks = Reader(model.encoder.width), Reader(hidden), Reader(hidden)
+        self.parts.head.grow(2 * hidden, rng)
+        self.order.head.grow(2, rng)
+
+    def _read(self, branches: Iterable[Branch], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        hidden, tapped = super()._read(branches, batch)
+        return torch.tanh(self.parts(hidden)), tapped
+
+
+class IDBR(Method):
+    """Split the feature of a text into a part that all tasks share, taught by telling which half of a text comes first,
+    and a part of its own, taught by telling tasks apart; hold each near what it was before the task, and more so
+    in the rare rounds of replay.
+
+    Args:
+        hidden: width of each of the two parts.
+        reg_g: how strongly the shared part is held; 0 leaves it free.
+        reg_s: how strongly the task's own part is held; 0 leaves it free.
+        reg_new: factor of both in ordinary steps.
+        reg_replay: factor of both in rounds of replay.
+        nsp: weight of telling which half comes first; 0 leaves it and the swapped copies out.
+        tsk: weight of telling tasks apart, in rounds of replay; 0 leaves it out.
+        every: a round of replay takes the place of every so many-th step of a task; 0: never. It is as many steps as
+            there are tasks so far, over equally many examples of each.
+        warmup: steps in which the learning rate rises at the start of a task, at most a tenth of the task's; 0: none.
+    """
+
+    paper = (
+        "Huang et al., Continual Learning for Text Classification with Information Disentanglement Based "
+        "Regularization, NAACL 2021"
+    )
+    modalities = frozenset(("text",))
+    uses_memory = True
+    card = Card(
+        mechanism="two-part feature, each part held near what it was; auxiliary tasks; rare replay",
+        cost="1F+1B on 2b, every 10th step (t+1) times; 1F on task and memory at the start of a task",
+        o_rows="refused: halves of a text and tasks are told from whole texts",
+        reading="half of a text and its swapped copy have the same cut; steps are counted through a task's epochs; "
+        "memory chosen by k-means of class tokens for each class; no choice of the best network on old validation "
+        "data; warm-up shortened for short tasks; all new layers at train.head_lr; the run's head on both parts",
+    )
+
+    model: Disentangled
+
+    def __init__(
+        self,
+        hidden: int = 128,
+        reg_g: float = 0.5,
+        reg_s: float = 0.5,
+        reg_new: float = 0.5,
+        reg_replay: float = 5.0,
+        nsp: float = 1.0,
+        tsk: float = 1.0,
+        every: int = 10,
+        warmup: int = 1000,
+    ) -> None:
+        super().__init__()
+        if hidden < 1:
+            raise ConfigError(f"IDBR: hidden is {hidden}, each part of a feature needs at least 1")
+        if min(reg_g, reg_s, reg_new, reg_replay, nsp, tsk, every, warmup) < 0:
+            raise ConfigError(
+                f"IDBR: reg_g ({reg_g}), reg_s ({reg_s}), reg_new ({reg_new}), reg_replay ({reg_replay}), nsp ({nsp}), "
+                f"tsk ({tsk}), every ({every}) and warmup ({warmup}) must be at least 0"
+            )
+        self.hidden, self.reg_g, self.reg_s, self.reg_new, self.reg_replay = hidden, reg_g, reg_s, reg_new, reg_replay
+        self.nsp, self.tsk, self.every, self.warmup = nsp, tsk, every, warmup
+        self.noted = NO_IDS  # (examples,) ids of the rows of `before`, ascending
+        self.before: Tensor  # (examples, 2 hidden) features of the task's and the memory's texts before the task
+        self.register_buffer("before", torch.zeros(0, 2 * hidden))
+
+    def build(self, model: Model) -> Model:
+        return Disentangled(model, self.hidden, generator(self.now.seed, "disentangle"))
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        self.model.tasks.head.grow(1, generator(self.now.seed, "task head", task.index))
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [
+            self.stage(
+                task,
+                batch_size=self.batch_size,
+                schedule=self.warm if self.warmup else None,
+                prepare=lambda: self.note(task),
+            )
+        ]
+
+    def warm(self, epochs: float) -> float:
+        """Linear warm-up, then constant."""
+        steps = min(self.warmup, self.now.steps * self.now.epochs // 10)
+        return min((epochs * self.now.steps + 1) / steps, 1.0) if steps else 1.0
+
+    # -- what the features were
+
+    def held(self, task: Task) -> Tensor:  # (examples,) ids, ascending
+        """The task's texts and the memory's."""
+        ids: Tensor = torch.unique(torch.cat([self.trained(task), self.memory.examples]))
+        return ids
+
+    def note(self, task: Task) -> None:
+        """Whole texts, as they are."""
+        if task.index and max(self.reg_g, self.reg_s):
+            self.before = self.outputs(self.held(task)).features
+
+    def before_epoch(self, stage: Stage) -> None:
+        self.noted = self.held(self.stream[self.now.task])
+
+    def shrink(self, task: Task) -> None:
+        self.before = self.before[:0]
+
+    # -- steps
+
+    @property
+    def replays(self) -> bool:
+        """Whether this step is a round of replay."""
+        step = self.now.epoch * self.now.steps + self.now.step + 1
+        return self.every > 0 and step % self.every == 0 and self.now.task > 0 and len(self.memory) > 0
+
+    def expand(self, batch: Batch) -> Iterable[Batch]:
+        """The batch; or, shuffled together with it, as many examples of each old task as a batch has, in batches."""
+        parts = [batch]
+        if self.replays:
+            ids = torch.cat([*(self.drawn_of(task) for task in range(self.now.task)), batch.examples])
+            order = torch.randperm(len(ids), generator=self.now.rng("round"))
+            parts = [self.stream.batch(part) for part in ids[order].split(self.batch_size)]
+        return (self.halved(part, self.now.rng(f"cut {i}")) for i, part in enumerate(parts))
+
+    def drawn_of(self, task: int) -> Tensor:  # (batch size,) ids; (0,) if the memory has none of this task
+        own = self.memory.examples[self.memory.task == task]
+        if not len(own):
+            return own
+        return own[torch.randint(len(own), (self.batch_size,), generator=self.now.rng(f"memory {task}"))]
+
+    def halved(self, batch: Batch, rng: torch.Generator) -> Batch:
+        """Each text cut in two at random; and behind them all again, with the halves swapped."""
+        encoder = self.model.encoder
+        assert isinstance(encoder, TextEncoder)
+        types = getattr(encoder.embeddings, "token_type_embeddings", None)  # RoBERTa has one type, DistilBERT none
+        half = functools.partial(
+            halve,
+            batch.inputs,
+            torch.rand(len(batch), generator=rng, dtype=torch.float64),
+            longest=encoder.max_tokens,
+            typed=types is not None and types.num_embeddings > 1,
+        )
+        first = dataclasses.replace(batch, inputs=half(swap=False))
+        return Batch.cat(first, dataclasses.replace(batch, inputs=half(swap=True)) if self.nsp else None)
+
+    def loss(self, batch: Batch) -> Loss:
+        """Of texts cut in two, the swapped copies behind the others."""
+        out = self.model(batch)
+        g, s = out.features.chunk(2, 1)
+        plain = len(batch) // 2 if self.nsp else len(batch)
+        terms = {"class": F.cross_entropy(out.logits, batch.targets)}
+        if self.nsp:
+            swapped = (torch.arange(len(batch), device=g.device) >= plain).long()
+            terms["order"] = self.nsp * F.cross_entropy(self.model.order(g), swapped)
+        factor = self.reg_replay if self.replays else self.reg_new
+        if factor and len(self.before):
+            # lambda [reg_s mean (s - s0)^2 + reg_g mean (g - g0)^2], of the copies that are not swapped
+            at = torch.searchsorted(self.noted, batch.examples[:plain])
+            g0, s0 = self.before[at.to(self.before.device)].to(g.device).chunk(2, 1)
+            held = self.reg_s * F.mse_loss(s[:plain], s0) + self.reg_g * F.mse_loss(g[:plain], g0)
+            terms["hold"] = factor * held
+        if self.tsk and self.replays:
+            ends = torch.tensor([task.classes.stop for task in self.stream[: self.now.task + 1]], device=s.device)
+            task = torch.searchsorted(ends, batch.targets, right=True)
+            terms["task"] = self.tsk * F.cross_entropy(self.model.tasks(s), task)
+        return terms
+
+    # -- memory
+
+    def choose(self, examples: Tensor, task: Task, count: int) -> dict[int, Tensor]:
+        """The texts nearest to the centres of clusters of class tokens; or (memory.select) at random."""
+        if self.memory.select == "random":
+            return super().choose(examples, task, count)
+        model = self.model
+        whole = Model(model.encoder, LinearHead(model.encoder.width), model.precision).eval()
+        chosen = {}
+        for group, members in self.stream.by_group(examples).items():
+            rng = generator(self.now.seed, "k-means", task.index, group)
+            chosen[group] = members[central(self.outputs(members, whole).features, count, rng)]
+        return chosen
+
+
+def halve(
+    inputs: dict[str, Tensor],  # input_ids and attention_mask (texts, tokens): [CLS] text [SEP]
+    cut: Tensor,  # (texts,) where to cut, from 0 to 1: after the first token at the earliest, before the last
+    *,
+    swap: bool,
+    longest: int,
+    typed: bool,
+) -> dict[str, Tensor]:
+    """[CLS] a [SEP] b [SEP], or [CLS] b [SEP] a [SEP]; token types 0 and 1 for the two halves, if `typed`. A text that
+    would become longer than `longest` tokens loses its last ones."""
+    ids, device = inputs["input_ids"], inputs["input_ids"].device
+    end = inputs["attention_mask"].sum(1, keepdim=True) - 1  # (texts, 1) where the last [SEP] is
+    words = (end - 1).clamp(max=longest - 3)
+    first = torch.minimum(1 + (cut.to(device)[:, None] * (words - 1)).long(), words)  # tokens of a
+    before = words - first if swap else first  # tokens of the half that comes first
+    at = torch.arange(min(ids.shape[1] + 1, longest), device=device).expand(len(ids), -1)
+    place = at - (at > before).long() - 1  # among the words, in their new order
+    source = 1 + (place + (first if swap else 0)) % words.clamp(min=1)
+    source = torch.where((at == before + 1) | (at == words + 2), end, source)
+    source = torch.where(at == 0, 0, source)
+    mask = at <= words + 2
+    made = {"input_ids": torch.where(mask, ids.gather(1, source), 0), "attention_mask": mask.long()}
+    if typed:
+        made["token_type_ids"] = (mask & (at > before + 1)).long()
+    return made
+
+
+def central(
+    features: Tensor,  # (texts, width)
+    count: int,
+    rng: torch.Generator,
+) -> Tensor:  # (min(count, texts),) positions
+    """Of each of `count` clusters the text nearest to its centre, and none twice; large clusters first."""
+    count = min(count, len(features))
+    away = torch.cdist(features, kmeans(features, count, rng))  # (texts, clusters)
+    sizes = torch.bincount(away.argmin(1), minlength=count)
+    chosen = []
+    for cluster in torch.argsort(sizes, descending=True, stable=True).tolist():
+        chosen.append(int(away[:, cluster].argmin()))
+        away[chosen[-1]] = math.inf
+    return torch.tensor(chosen, dtype=torch.int64)

@@ -1,0 +1,101 @@
+"""L2P: learning to prompt.
+
+Wang, Zhang, Lee, Zhang, Sun, Ren, Su, Perot, Dy, Pfister, "Learning to Prompt for Continual Learning", CVPR 2022.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.method import Card, Method, Stage
+from bace.models.heads import LinearHead
+from bace.models.model import Model
+from bace.models.prompts import PromptedModel, PromptPool
+from bace.randomness import generator
+from bace.stream import Batch, Task
+
+
+class L2P(Method):
+    """Leave the encoder as it is; learn a pool of prompts, of which every input takes those with the nearest keys.
+
+    Args:
+        pool: number of prompts.
+        length: tokens of a prompt.
+        top: prompts that an input takes.
+        gamma: weight of the term that pulls chosen keys to the inputs that chose them; 0 leaves it out.
+        lr: learning rate of Adam for a batch of 256; it is scaled to the run's batch.
+        clip: largest gradient norm; 0: none.
+        vote: in training all inputs of a batch take the prompts that most of them chose.
+        prompt_mask: while the pool lasts, each task trains `top` prompts of its own, which start as copies of the last
+            task's (for tasks that differ much).
+    """
+
+    title = "L2P"
+    paper = "Wang et al., Learning to Prompt for Continual Learning, 2022"
+    modalities = frozenset(("image", "text"))
+    growing_head = False
+    card = Card(
+        mechanism="frozen encoder; prompts found by key and query",
+        cost="2F+1B on b, the second F and the B with `top` x `length` more tokens",
+        o_rows="refused: prompts are found for a sentence, and its words labelled O may be entities of other tasks",
+        reading="the authors' own code: prompts stand before the class token and have no positions, the head takes the "
+        "mean of their outputs and starts at zero, Adam. Inputs choose for themselves (`vote`: by batch, in training). "
+        "The soft-max is over the task's classes alone. No replay",
+    )
+
+    def __init__(
+        self,
+        pool: int = 10,
+        length: int = 10,
+        top: int = 4,
+        gamma: float = 1.0,
+        lr: float = 0.03,
+        clip: float = 1.0,
+        vote: bool = False,
+        prompt_mask: bool = False,
+    ) -> None:
+        super().__init__()
+        if length < 1 or not 1 <= top <= pool:
+            raise ConfigError(f"L2P: length ({length}) must be at least 1, and top ({top}) between 1 and pool ({pool})")
+        if min(gamma, clip) < 0 or lr <= 0:
+            raise ConfigError(f"L2P: gamma ({gamma}) and clip ({clip}) must be at least 0, lr ({lr}) above 0")
+        self.pool, self.length, self.top, self.gamma, self.lr, self.clip = pool, length, top, gamma, lr, clip
+        self.vote, self.prompt_mask = vote, prompt_mask
+
+    def build(self, model: Model) -> Model:
+        encoder = model.encoder
+        pool = PromptPool(self.pool, self.length, encoder.width, generator(self.now.seed, "prompts"))
+        head = LinearHead(encoder.width, zero=True)
+        return PromptedModel(encoder, head, pool, self.top, self.vote, model.precision).to(self.stream.device)
+
+    @property
+    def prompted(self) -> PromptedModel:
+        return cast(PromptedModel, self.model)
+
+    def own_prompts(self, task: int) -> Tensor | None:  # (top,) positions in the pool
+        """What a task must take under `prompt_mask`; None: its inputs choose."""
+        first = task * self.top
+        return torch.arange(first, first + self.top) if self.prompt_mask and first + self.top <= self.pool else None
+
+    @torch.no_grad()
+    def before_task(self, task: Task) -> None:
+        if task.index and (own := self.own_prompts(task.index)) is not None:
+            prompts = self.prompted.pool.prompts
+            prompts[own] = prompts[own - self.top]
+
+    def stages(self, task: Task) -> list[Stage]:
+        lr = self.lr * self.batch_size / 256
+        return [self.stage(task, optimiser="adamw", lr=lr, clip=self.clip)]
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """CE over the new classes - gamma * mean over inputs of the sum of cos(query, key) over their prompts."""
+        own, known = self.own_prompts(self.now.task), self.now.known
+        out = self.prompted(batch, chosen=None if own is None else own.to(batch.targets.device))
+        # leaving the old classes out is what logits of -inf for them would do
+        terms = {"new": F.cross_entropy(out.logits[:, known:], batch.targets - known)}
+        if self.gamma:
+            terms["pull"] = -self.gamma * out.match.sum(1).mean()
+        return terms

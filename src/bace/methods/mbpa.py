@@ -1,0 +1,225 @@
+"""MBPA: memory-based parameter adaptation. Sprechmann et al., "Memory-based Parameter Adaptation", ICLR 2018; in the
+form that De Masson d'Autume et al. gave it for texts, "Episodic Memory in Lifelong Language Learning", NeurIPS 2019."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils.rnn import pad_sequence
+
+from bace.errors import ConfigError
+from bace.memory import ElasticBuffers
+from bace.method import Card, Method
+from bace.models.model import Model, Output, frozen_copy
+from bace.neighbours import nearest
+from bace.randomness import generator
+from bace.stream import NO_IDS, Batch, Task
+
+Weights = dict[str, Tensor]  # by parameter name
+
+AT_ONCE = 4_000_000  # numbers in the copies of a head that are adapted side by side
+
+
+class MBPA(Method):
+    """Train as SEQ does; at prediction fine-tune a throw-away copy of the network on the stored examples that are
+    nearest to what is asked, by a frozen pre-trained encoder.
+
+    Args:
+        K: neighbours of each example that is asked; all of the memory if it holds fewer.
+        steps: of the local adaptation; 0 leaves SEQ.
+        adapt: what is adapted: the `head`, on features of the memory that are kept from the end of the task, all
+            examples of a batch side by side; or `all` of the network, one example after the other (the original).
+        lr_local: learning rate of the local adaptation, by Adam, which starts anew for every example.
+        lambda_local: weight of the squared distance to the trained weights.
+        sample: with `adapt=all`, how many test examples of each task are evaluated (metrics.json says so); 0: all.
+    """
+
+    paper = "Sprechmann et al., Memory-based Parameter Adaptation, ICLR 2018"
+    uses_memory = True
+    scorers = ("base",)
+    networks = 2  # the one that is trained, and the one that makes keys
+    card = Card(
+        mechanism="none in training; local adaptation to neighbours in memory at prediction",
+        cost="1F+1B on b; prediction of an example 30 (1F+1B) of the head (`adapt=all`: of the network) on 32",
+        o_rows="class 0 under cross-entropy; a sentence's neighbours are sentences, with all their words",
+        reading="the text version: keys of a frozen pre-trained encoder's first token, Euclidean distance, uniform "
+        "weights, Adam without weight decay, soft-max over all seen classes; the head alone by default; herded memory "
+        "within the budget; neighbours are seen in their clean view; the scorer `base` does not adapt",
+    )
+
+    # of the memory at the end of a task, so that nothing else is needed to predict
+    features: Tensor  # (rows, width)  `adapt=head`
+    targets: Tensor  # (rows,)
+    owner: Tensor  # (rows,) slot, ascending
+    position: Tensor  # (rows,) in a sentence; tokens only
+
+    def __init__(
+        self,
+        K: int = 32,
+        steps: int = 30,
+        adapt: Literal["head", "all"] = "head",
+        lr_local: float = 1e-3,
+        lambda_local: float = 1e-3,
+        sample: int = 100,
+    ) -> None:
+        super().__init__()
+        if K < 1 or min(steps, sample, lambda_local) < 0 or lr_local <= 0:
+            raise ConfigError(
+                f"{self.title}: K ({K}) must be at least 1, steps ({steps}), sample ({sample}) and lambda_local "
+                f"({lambda_local}) at least 0, lr_local ({lr_local}) above 0"
+            )
+        self.K, self.steps, self.adapt, self.sample = K, steps, adapt, sample
+        self.lr_local, self.lambda_local = lr_local, lambda_local
+        self.register_buffer("features", torch.zeros(0, 0))
+        for name in ("targets", "owner", "position"):
+            self.register_buffer(name, NO_IDS.clone())
+        self.inputs = ElasticBuffers()  # (slots, ...) what the encoder takes; `adapt=all`
+
+    def build(self, model: Model) -> Model:
+        if self.steps and not self.memory.size and not self.memory.per_class:
+            raise ConfigError(f"{self.title} adapts to stored examples and the memory is 0: set memory.size")
+        self.key_model = frozen_copy(model)  # pre-trained, as it stays
+        self.memory.note("keys", torch.zeros(0, model.encoder.width))  # (slots, width)
+        if self.adapt == "all":
+            for name, none in self.stream.data.inputs(NO_IDS, None, self.stream.device).items():
+                self.inputs.register_buffer(name, none)
+        return super().build(model)
+
+    # -- what is kept of the memory
+
+    def after_task(self, task: Task) -> None:
+        super().after_task(task)
+        if not self.steps:
+            return
+        memory, examples = self.memory, self.memory.examples
+        new = memory.get_buffer("keys").isnan().any(1)  # a key never changes once it is written
+        parts = examples[new].split(self.training_settings.eval_batch_size)
+        memory.get_buffer("keys")[new] = self.keys_of(self.stream.batch(part) for part in parts)
+        kept = self.stream.batch(examples, inputs=self.adapt == "all")
+        self.targets, self.owner = kept.targets, kept.owner
+        if self.adapt == "head":
+            self.features = self.outputs(examples).features.to(self.features)
+            return
+        for name, value in kept.inputs.items():
+            setattr(self.inputs, name, value)
+        self.position = NO_IDS if kept.at is None else kept.at[:, 1]
+
+    def keys_of(self, batches: Iterable[Batch]) -> Tensor:  # (examples, width)
+        """The first token of the frozen encoder, of sentences too."""
+        whole = (Batch(b.inputs, b.targets, b.examples, b.examples) for b in batches)  # a row an example
+        return self.peek(whole, self.key_model).features.cpu()
+
+    # -- prediction
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
+        if scorer == "base" or not self.steps or not len(self.memory):
+            return super().predict(batch)
+        with torch.inference_mode(mode=False):
+            # equal neighbourhoods give equal weights: they are adapted to once
+            sets, which = torch.unique(self.neighbours(batch), dim=0, return_inverse=True)
+            own = which[batch.owner.cpu()]  # (rows,) the neighbourhood of each row that is asked
+            asked = own.argsort(stable=True).split(own.bincount(minlength=len(sets)).tolist())
+            return self.by_heads(batch, sets, asked) if self.adapt == "head" else self.by_networks(batch, sets, asked)
+
+    def neighbours(self, batch: Batch) -> Tensor:  # (examples, min(K, slots)) slots, ascending
+        """Of each example those of the memory whose keys are nearest, by Euclidean distance."""
+        keys = self.memory.get_buffer("keys")
+        both = torch.cat([keys, self.keys_of([batch])])
+        found, _ = nearest(both, min(self.K, len(keys)), candidates=torch.arange(len(keys)))
+        return found[len(keys) :].sort(1).values
+
+    def by_heads(self, batch: Batch, sets: Tensor, asked: Sequence[Tensor]) -> Tensor:  # (rows, seen)
+        """Every neighbourhood has a head of its own; many of them are adapted side by side."""
+        features = self.peek([batch]).features
+        scores = features.new_zeros(len(batch), self.model.head.classes)
+        at_once = max(AT_ONCE // sum(p.numel() for p in trainable(self.model.head).values()), 1)
+        for some in torch.arange(len(sets)).split(at_once):
+            rows = padded([asked[i] for i in some.tolist()])
+            logits = self.logits_by_heads(self.adapted_heads(sets[some]), features[rows])
+            scores[rows[rows >= 0]] = logits[rows >= 0]
+        return scores
+
+    def adapted_heads(self, sets: Tensor) -> Weights:  # (sets, K) slots -> (sets, ...) of each parameter
+        rows = padded([self.rows_in(slots) for slots in sets])  # (sets, rows of a neighbourhood)
+        features, targets, here = self.features[rows], self.targets[rows], rows >= 0
+        share = (here / here.sum(1, keepdim=True)).to(features)  # 1/K; 0 where there is no row
+
+        def loss(weights: Weights) -> Tensor:
+            """sum_k (1/K) CE(z_W(x_k), y_k), of all heads: none has a part in another's terms."""
+            logits = self.logits_by_heads(weights, features)
+            return (share * F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")).sum()
+
+        base = trainable(self.model.head)
+        return self.adapted({name: p.expand(len(sets), *p.shape) for name, p in base.items()}, loss)
+
+    def logits_by_heads(self, weights: Weights, features: Tensor) -> Tensor:  # (sets, rows, width)
+        head = self.model.head
+        logits: Tensor = torch.vmap(lambda own, rows: functional_call(head, own, (rows,)))(weights, features)
+        return logits  # (sets, rows, seen)
+
+    def by_networks(self, batch: Batch, sets: Tensor, asked: Sequence[Tensor]) -> Tensor:  # (rows, seen)
+        """The original: all that is trained is adapted too, to one neighbourhood after the other."""
+        scores = torch.zeros(len(batch), self.model.head.classes, device=batch.targets.device)
+        for slots, rows in zip(sets, asked, strict=True):
+            scores[rows] = self.logits_by(self.adapted_network(slots), batch.pick(rows))
+        return scores
+
+    def adapted_network(self, slots: Tensor) -> Weights:
+        at = torch.stack([self.owner, self.position], 1) if len(self.position) else None
+        ids = torch.arange(len(self.owner))
+        memory = Batch(dict(self.inputs.named_buffers()), self.targets, self.memory.examples, ids, at)
+        near = memory.pick(self.rows_in(slots))
+        return self.adapted(
+            trainable(self.model), lambda weights: F.cross_entropy(self.logits_by(weights, near), near.targets)
+        )
+
+    def logits_by(self, weights: Weights, batch: Batch) -> Tensor:  # (rows, seen)
+        out: Output = functional_call(self.model, weights, (batch,))
+        return out.logits
+
+    def rows_in(self, slots: Tensor) -> Tensor:  # (rows,)
+        """Which of the kept rows are of these slots."""
+        return torch.isin(self.owner.cpu(), slots).nonzero().flatten()
+
+    def adapted(self, base: Weights, loss: Callable[[Weights], Tensor]) -> Weights:
+        """`steps` of Adam from `base`, which stays as it is, on loss(W) + lambda |W - W_base|^2."""
+        weights = {name: value.detach().clone().requires_grad_() for name, value in base.items()}
+        optimiser = torch.optim.Adam(weights.values(), lr=self.lr_local, fused=True)
+        for _ in range(self.steps):
+            with torch.enable_grad():
+                gradients = torch.autograd.grad(loss(weights), list(weights.values()))
+            with torch.no_grad():
+                for (name, w), gradient in zip(weights.items(), gradients, strict=True):
+                    w.grad = gradient + 2 * self.lambda_local * (w - base[name])
+            optimiser.step()
+        return {name: value.detach() for name, value in weights.items()}
+
+    # -- what it costs
+
+    def evaluated(self, task: Task) -> Tensor:
+        if self.adapt == "head" or not self.steps or not 0 < self.sample < len(task.test):
+            return task.test
+        drawn = torch.randperm(len(task.test), generator=generator(self.now.seed, "sample", task.index))
+        return task.test[drawn[: self.sample].sort().values]
+
+    def prediction_cost(self, examples: int) -> str | None:
+        if not self.steps or not len(self.memory):
+            return None
+        near = min(self.K, len(self.memory))
+        what = "the head" if self.adapt == "head" else "the whole network"
+        return (
+            f"{self.title} adapts {what} to {near} neighbours for each of {examples} examples: up to "
+            f"{examples * self.steps} forward and backward passes of it on {near} examples"
+        )
+
+
+def trainable(module: nn.Module) -> Weights:
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def padded(rows: Sequence[Tensor]) -> Tensor:  # (any,) each -> (len(rows), longest)
+    """As one; -1 where one is shorter than the longest."""
+    return pad_sequence(list(rows), batch_first=True, padding_value=-1)

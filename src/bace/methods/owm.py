@@ -1,0 +1,159 @@
+"""OWM: orthogonal weights modification.
+
+Zeng, Chen, Cui, Yu, "Continual learning of context-dependent processing in neural networks", Nature Machine
+Intelligence 2019.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bace.errors import ConfigError
+from bace.method import Card, Method, Stage
+from bace.models.adapters import own_adapters
+from bace.models.heads import LinearHead
+from bace.models.model import Model
+from bace.randomness import generator
+from bace.stream import Batch, Task
+
+
+class OWM(Method):
+    """Change each layer only in directions orthogonal to the inputs it has seen, so that what it made of them stays.
+
+    Args:
+        alpha: ridge of the projectors: the smaller, the more strictly inputs are protected.
+        decay: the ridge falls to `decay` times itself in the course of a task; 1: constant.
+        mode: the mean input of a batch is stored at every step (`per_batch`, the authors' code), or only those of one
+            pass over a finished task (`end_of_task`, the text of their paper).
+        latent: hidden size of the adapters; backbone.adapter wins.
+        clip: largest gradient norm; 0: none.
+    """
+
+    title = "OWM"
+    paper = "Zeng et al., Continual Learning of Context-Dependent Processing in Neural Networks, 2019"
+    modalities = frozenset(("image", "text"))
+    card = Card(
+        mechanism="updates projected off the inputs seen; adapters and head only",
+        cost="1F+1B on b; per layer a rank-one update and a product with its (inputs, inputs) projector",
+        o_rows="refused: O hides old entities, whose inputs the projectors protect from being learned anew",
+        reading="adapters and a linear head, all without bias and with frozen LayerNorms: those, like a cosine head's "
+        "norms and scale, would change what stored inputs give. The update is projected, not the gradient: "
+        "momentum and Adam would turn it back. One input a batch: the mean over examples and tokens, at length 1; "
+        "a constant ridge (the authors' falls, `decay`; on features of a LayerNorm's length it stops all learning)",
+    )
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        decay: float = 1.0,
+        mode: Literal["per_batch", "end_of_task"] = "per_batch",
+        latent: int = 64,
+        clip: float = 10.0,
+    ) -> None:
+        super().__init__()
+        if alpha <= 0 or decay <= 0:
+            raise ConfigError(f"OWM: alpha ({alpha}) and decay ({decay}) must be above 0: a projector divides by them")
+        if clip < 0 or latent < 1:
+            raise ConfigError(f"OWM: clip ({clip}) must be at least 0, latent ({latent}) at least 1")
+        self.alpha, self.decay, self.mode, self.latent, self.clip = alpha, decay, mode, latent, clip
+        self.layers: list[nn.Module] = []  # the Linears of the adapters, then the head
+        self.before: list[list[Tensor]] = []  # their weights before the step
+        self.inputs: list[Tensor] = []  # of the step
+
+    def build(self, model: Model) -> Model:
+        adapters = own_adapters(model.encoder, self.latent, generator(self.now.seed, "adapters"))
+        trained = [linear for a in adapters if a.up.weight.requires_grad for linear in (a.down, a.up)]
+        model.head = LinearHead(model.encoder.width, bias=False).to(self.stream.device)
+        model.encoder.requires_grad_(False)
+        for linear in trained:
+            linear.weight.requires_grad_(True)
+        self.layers = [*trained, model.head]
+        for i, width in enumerate([*(linear.in_features for linear in trained), model.encoder.width]):
+            self.register_buffer(f"P{i}", torch.eye(width, dtype=torch.float64))  # (inputs, inputs)
+        return model
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [self.stage(task, clip=self.clip)]
+
+    def loss(self, batch: Batch) -> Tensor:
+        with mean_inputs(self.layers, batch) as self.inputs:
+            logits = self.model(batch).logits
+        return F.cross_entropy(logits, batch.targets)
+
+    def before_step(self, batch: Batch) -> None:
+        now = self.now
+        if self.mode == "per_batch":
+            self.store((now.epoch + now.step / now.steps) / now.epochs)
+        self.before = [[weight.detach().clone() for weight in weights] for weights in self.weights()]
+
+    @torch.no_grad()
+    def after_step(self, batch: Batch) -> None:
+        """W <- W + dW P: whatever the optimiser made of the gradient, dW P r is next to nothing for a stored r."""
+        for i, (before, weights) in enumerate(zip(self.before, self.weights(), strict=True)):
+            for old, weight in zip(before, weights, strict=True):
+                weight.copy_(old.double() + (weight.double() - old.double()) @ self.get_buffer(f"P{i}"))
+
+    def after_task(self, task: Task) -> None:
+        super().after_task(task)
+        if self.mode == "end_of_task":
+            examples = self.trained(task)
+            order = torch.randperm(len(examples), generator=self.now.rng("order"))
+            for part in examples[order].split(self.batch_size):
+                batch = self.stream.batch(part)
+                with mean_inputs(self.layers, batch) as self.inputs:
+                    self.peek([batch])
+                self.store(progress=1.0)
+
+    def store(self, progress: float) -> None:
+        """Protect the inputs of the last pass."""
+        for i, r in enumerate(self.inputs):
+            P = self.get_buffer(f"P{i}")
+            P.copy_(without(P, r, self.alpha * self.decay**progress))
+
+    def needs(self, task: int) -> tuple[int, int]:
+        kept, trained = super().needs(task)
+        return kept + 2 * sum(P.numel() for P in self.buffers() if P.dtype == torch.float64), trained
+
+    def weights(self) -> list[list[nn.Parameter]]:
+        """Of each layer: one matrix; of the head, one for each task."""
+        return [[p for p in layer.parameters() if p.requires_grad] for layer in self.layers]
+
+
+def without(
+    P: Tensor,  # (inputs, inputs)
+    r: Tensor,  # (inputs,)
+    alpha: float,
+) -> Tensor:  # (inputs, inputs)
+    """P - k k^T / (alpha + r^T k) with k = P r. From the identity, and with one alpha for all, the columns r of R make
+    it (I + R R^T / alpha)^-1."""
+    k = P @ r
+    return P - torch.outer(k, k) / (alpha + r @ k)
+
+
+@contextmanager
+def mean_inputs(layers: list[nn.Module], batch: Batch) -> Iterator[list[Tensor]]:
+    """What each layer takes in a pass of this batch, (inputs,) each: the mean over examples and tokens (but for those
+    that only fill texts up to one length), at length 1, so that one ridge suits all layers."""
+    found: dict[int, Tensor] = {}
+    real = batch.inputs.get("attention_mask")  # (examples, tokens)
+
+    def note(i: int) -> Any:
+        def hook(layer: nn.Module, arguments: tuple[Tensor]) -> None:
+            x = arguments[0].detach()  # (examples, tokens, inputs) or (rows, inputs)
+            x = x[real.bool()] if real is not None and x.ndim == 3 else x.flatten(0, -2)
+            found[i] = F.normalize(x.float().mean(0).double(), dim=0)
+
+        return hook
+
+    means: list[Tensor] = []
+    handles = [layer.register_forward_pre_hook(note(i)) for i, layer in enumerate(layers)]
+    try:
+        yield means
+        means += [found[i] for i in range(len(layers))]
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,117 @@
+"""PASS: prototype augmentation and self-supervision.
+
+Zhu, Zhang, Wang, Yin, Liu, "Prototype Augmentation and Self-Supervision for Incremental Learning", CVPR 2021.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.method import Card, Method, Stage
+from bace.models.heads import AugmentedHead
+from bace.models.model import Model
+from bace.stream import Batch, Task
+
+ROTATIONS = 4
+
+
+class PASS(Method):
+    """Keep no example: replay one noisy prototype a class into the head, hold the features near the teacher's, and
+    learn each picture in four rotations, as four classes.
+
+    Args:
+        lambda_kd: weight of the distance between student's and teacher's features; 0 leaves it out.
+        lambda_proto: weight of the cross-entropy on prototypes; 0 leaves it out.
+        temp: temperature of both cross-entropies.
+    """
+
+    title = "PASS"
+    paper = "Zhu et al., Prototype Augmentation and Self-Supervision for Incremental Learning, 2021"
+    modalities = frozenset(("image", "text"))
+    growing_head = False
+    keeps_teacher = True
+    card = Card(
+        mechanism="noisy class prototypes replayed into the head; feature distillation; rotations as classes",
+        cost="1F+1B and a teacher's 1F on 4b (texts: b)",
+        o_rows="refused: words labelled O may be entities of other tasks, which one prototype of O would mix",
+        reading="linear head and Adam, as the authors have them (SGD diverges at this temperature), at the run's rate. "
+        "Texts: no rotations, the rest as it is. The radius is the first task's. Feature distance as for the authors' "
+        "batches of 64 pictures in 4 rotations, whatever the batch",
+    )
+
+    prototypes: Tensor  # (classes, width)
+    radius: Tensor  # ()
+
+    def __init__(self, lambda_kd: float = 10.0, lambda_proto: float = 10.0, temp: float = 0.1) -> None:
+        super().__init__()
+        if min(lambda_kd, lambda_proto) < 0 or temp <= 0:
+            raise ConfigError(
+                f"PASS: lambda_kd ({lambda_kd}) and lambda_proto ({lambda_proto}) must be at least 0, temp ({temp}) "
+                "above 0"
+            )
+        self.lambda_kd, self.lambda_proto, self.temp = lambda_kd, lambda_proto, temp
+        self.register_buffer("prototypes", torch.zeros(0, 0))
+        self.register_buffer("radius", torch.zeros(()))
+
+    @property
+    def head(self) -> AugmentedHead:
+        return cast(AugmentedHead, self.model.head)
+
+    def build(self, model: Model) -> Model:
+        views = ROTATIONS if self.stream.modality == "image" else 1
+        model.head = AugmentedHead(model.encoder.width, views).to(self.stream.device)
+        self.prototypes = torch.zeros(0, model.encoder.width)
+        return model
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [self.stage(task, optimiser="adamw")]
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        batch = self.rotated(batch)
+        features = self.model(batch).features
+        terms = {"new": self.cross_entropy(features, batch.targets)}
+        if self.teacher is not None and self.lambda_kd:
+            difference = features - self.peek([batch], self.teacher).features
+            # |H - H'|_F over the whole batch, which grows with the root of its rows; at 0 the root has no gradient
+            norm = (difference.square().sum() + 1e-12).sqrt() * (64 * ROTATIONS / len(batch)) ** 0.5
+            terms["distil"] = self.lambda_kd * norm
+        if self.teacher is not None and self.lambda_proto:
+            terms["prototypes"] = self.lambda_proto * self.prototype_loss(len(batch) // self.head.views)
+        return terms
+
+    def cross_entropy(self, features: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head.all(features) / self.temp, labels)
+
+    def rotated(self, batch: Batch) -> Batch:
+        """Every picture turned by k quarters, k = 0 to 3, with the label 4 y + k."""
+        views = self.head.views
+        if views == 1:
+            return batch
+        pixels = batch.inputs["pixel_values"]  # square: the encoder's input always is
+        return Batch(
+            {"pixel_values": torch.cat([torch.rot90(pixels, k, (2, 3)) for k in range(views)])},
+            torch.cat([views * batch.targets + k for k in range(views)]),
+            batch.examples.repeat(views),
+            batch.rows.repeat(views),
+        )
+
+    def prototype_loss(self, count: int) -> Tensor:
+        """CE of g(mu_c + r e) for random old classes c, e ~ N(0, I): it reaches the head g alone."""
+        rng = self.now.rng("prototypes")
+        classes = torch.randint(len(self.prototypes), (count,), generator=rng).to(self.prototypes.device)
+        noise = torch.randn(count, self.prototypes.shape[1], generator=rng).to(self.prototypes)
+        return self.cross_entropy(self.prototypes[classes] + self.radius * noise, self.head.views * classes)
+
+    def after_task(self, task: Task) -> None:
+        super().after_task(task)
+        examples = self.trained(task)
+        features, targets = self.outputs(examples).features, self.stream.labels(examples)[1]
+        of_class = [features[targets == c] for c in task.classes]
+        means = torch.stack([rows.mean(0) for rows in of_class])
+        self.prototypes = torch.cat([self.prototypes, means.to(self.prototypes)])
+        if task.index == 0:  # r^2 = mean over classes of tr(cov_c) / d
+            variances = [rows.var(0).mean() if len(rows) > 1 else torch.tensor(0.0) for rows in of_class]
+            self.radius.copy_(torch.stack(variances).mean().sqrt())

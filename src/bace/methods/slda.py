@@ -1,0 +1,124 @@
+"""SLDA: deep streaming linear discriminant analysis.
+
+Hayes, Kanan, "Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis", CVPR Workshops 2020.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.method import Card, Method, Stage
+from bace.models.model import Model
+from bace.stream import Batch, Task
+
+
+class SLDA(Method):
+    """Stream once over the frozen encoder's features, keep a mean per class and one covariance for all, and classify by
+    linear discriminant analysis. Nothing is trained.
+
+    Args:
+        eps: share of the identity in the covariance that is inverted.
+        exact: the covariance is the pooled within-class one, whatever the order. Otherwise as published: it depends on
+            the order and is a few per cent off.
+        base_init: after the first task the covariance is shrunk towards a multiple of the identity (oracle
+            approximating shrinkage), as the authors start their streams.
+    """
+
+    title = "SLDA"
+    paper = "Hayes, Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, 2020"
+    modalities = frozenset(("image", "text"))
+    growing_head = False
+    card = Card(
+        mechanism="frozen encoder; running class means and covariance, linear discriminant analysis",
+        cost="1F on b, once per example; no B",
+        o_rows="refused: words labelled O may be entities of other tasks, and would enter the mean of O",
+        reading="one pass in clean views, whatever the epochs; the published covariance (`exact`: the pooled one)",
+    )
+
+    means: Tensor  # (classes, width)
+    counts: Tensor  # (classes,)
+    scatter: Tensor  # (width, width)  n Sigma; all in double precision
+
+    def __init__(self, eps: float = 1e-4, exact: bool = False, base_init: bool = False) -> None:
+        super().__init__()
+        if not 0 <= eps <= 1:
+            raise ConfigError(f"SLDA: eps is {eps}, a share: it must lie between 0 and 1")
+        self.eps, self.exact, self.base_init = eps, exact, base_init
+        for name, shape in (("means", (0, 0)), ("counts", (0,)), ("scatter", (0, 0))):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+        self.inverse: Tensor | None = None  # of the covariance, until that changes
+
+    def build(self, model: Model) -> Model:
+        return model.requires_grad_(False)
+
+    def grow(self, task: Task) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=self.means.device)
+
+        width, new = self.model.encoder.width, len(task.classes)
+        if task.index == 0:
+            self.means, self.scatter = zeros(0, width), zeros(width, width)
+        self.means, self.counts = torch.cat([self.means, zeros(new, width)]), torch.cat([self.counts, zeros(new)])
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [self.stage(task, epochs=1, optimise=False, augment=False)]
+
+    def loss(self, batch: Batch) -> None:
+        self.observe(self.peek([batch]).features.double(), batch.targets)
+
+    def observe(
+        self,
+        x: Tensor,  # (rows, width)
+        y: Tensor,  # (rows,)
+    ) -> None:
+        """The recursion, for all rows at once: each row sees the mean of its class as the rows before it left it.
+
+        e = x - mu_y;  Sigma <- (n Sigma + f e e^T) / (n + 1);  mu_y <- mu_y + e / (c_y + 1);  c_y, n <- c_y + 1, n + 1
+        with f = n / (n + 1) as published, f = c_y / (c_y + 1) for the pooled within-class covariance."""
+        before = (y[:, None] == y).tril(-1).double()  # (rows, rows): earlier rows of the same class
+        count = self.counts[y] + before.sum(1)
+        e = x - (self.counts[y, None] * self.means[y] + before @ x) / count.clamp(min=1)[:, None]
+        n = self.counts.sum() + torch.arange(len(y), device=y.device)
+        f = count / (count + 1) if self.exact or self.in_base else n / (n + 1)
+        self.scatter += (f[:, None] * e).T @ e
+        own = F.one_hot(y, len(self.means)).double().T  # (classes, rows)
+        total = self.counts + own.sum(1)
+        self.means = (self.counts[:, None] * self.means + own @ x) / total.clamp(min=1)[:, None]
+        self.counts, self.inverse = total, None
+
+    @property
+    def in_base(self) -> bool:
+        return self.base_init and self.now.task == 0
+
+    def after_epoch(self, stage: Stage) -> None:
+        if self.in_base:
+            n = self.counts.sum()
+            self.scatter, self.inverse = n * shrunk(self.scatter / n, n), None
+
+    def validation_loss(self, examples: Tensor) -> None:
+        """Nothing to stop."""
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
+        """mu_c^T Lambda x - mu_c^T Lambda mu_c / 2, where Lambda inverts (1 - eps) Sigma + eps I."""
+        x = self.peek([batch]).features.double()
+        if self.inverse is None:
+            identity = torch.eye(len(self.scatter), dtype=torch.float64, device=x.device)
+            sigma = self.scatter / self.counts.sum().clamp(min=1)
+            self.inverse = torch.linalg.pinv((1 - self.eps) * sigma + self.eps * identity, hermitian=True)
+        weight = self.means @ self.inverse  # (classes, width)
+        scores = x @ weight.T - (weight * self.means).sum(1) / 2
+        # a class without examples has a mean of zeros and would win with its score of 0
+        return scores.masked_fill(self.counts == 0, -torch.inf)
+
+
+def shrunk(
+    sigma: Tensor,  # (width, width)
+    n: Tensor,  # ()
+) -> Tensor:  # (width, width)
+    """(1 - rho) Sigma + rho m I with m = tr Sigma / d (Chen, Wiesel, Eldar, Hero, 2010)."""
+    identity = torch.eye(len(sigma), dtype=sigma.dtype, device=sigma.device)
+    m, squares = sigma.trace() / len(sigma), sigma.square().mean()
+    excess = (n + 1) * (squares - m**2 / len(sigma))
+    rho = ((squares + m**2) / excess).clamp(max=1) if excess > 0 else torch.ones_like(m)
+    return (1 - rho) * sigma + rho * m * identity

@@ -1,0 +1,60 @@
+"""Sparse-ER: sparse experience replay. De Masson d'Autume, Ruder, Kong, Yogatama, "Episodic Memory in Lifelong Language
+Learning", NeurIPS 2019, where it is called REPLAY."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from bace.errors import ConfigError
+from bace.method import Card, Method, Stage
+from bace.stream import Batch, Task
+
+
+class SparseER(Method):
+    """Fine-tune on new data, and only rarely take one more step on a whole batch from memory.
+
+    Args:
+        every: steps on new data between two steps on memory, counted from the first task with a memory on, through all
+            later tasks; 100 is the original's rate of 1 %. 0 leaves SEQ.
+    """
+
+    title = "Sparse-ER"
+    paper = "De Masson d'Autume et al., Episodic Memory in Lifelong Language Learning, NeurIPS 2019"
+    uses_memory = True
+    card = Card(
+        mechanism="replay, in one step of a hundred",
+        cost="1.01 (1F+1B) on b",
+        o_rows="class 0 under cross-entropy; a replayed sentence keeps its own task's labels",
+        reading="herded memory within the budget, filled at the end of a task (the original keeps all it has seen); a "
+        "memory step is as large as a batch and comes after the step on new data; steps are counted through the "
+        "tasks, as in the original's stream without boundaries, so that short tasks are replayed for too",
+    )
+
+    taken: Tensor  # () steps on new data since there is a memory
+
+    def __init__(self, every: int = 100) -> None:
+        super().__init__()
+        self.replay_every(every)
+        self.register_buffer("taken", torch.zeros((), dtype=torch.int64))
+
+    def replay_every(self, steps: int) -> None:
+        if steps < 0:
+            raise ConfigError(f"{self.title}: every ({steps}) must be at least 0")
+        self.every = steps
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [self.stage(task, batch_size=self.batch_size)]  # whole batches of new data
+
+    def expand(self, batch: Batch) -> Iterable[Batch]:
+        yield batch
+        if not self.replay_size:
+            return
+        self.taken += 1
+        if int(self.taken) % self.every == 0 and (replay := self.replay()) is not None:
+            yield replay
+
+    @property
+    def replay_size(self) -> int:
+        """Of a step on memory."""
+        return self.batch_size if self.every and len(self.memory) else 0

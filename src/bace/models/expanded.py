@@ -1,0 +1,119 @@
+"""Models that grow by a branch with every task: whole encoders side by side, or tips on a shared trunk."""
+
+import copy
+from collections.abc import Iterator
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from bace.models.encoders import Encoder
+from bace.models.heads import WideningHead
+from bace.models.model import Branch, Model, Output
+from bace.stream import Batch
+
+Part = TypeVar("Part", bound=nn.Module)
+
+
+class Expanded(Model):
+    """Encoders side by side, one head over all their features (BEEF, FOSTER's teacher).
+
+    Only the newest encoder is ever trained; the others are frozen and stay in eval mode. What is never trained (a
+    frozen prefix, everything but adapters) exists once: the encoders share it.
+    """
+
+    head: WideningHead
+
+    def __init__(self, encoder: Encoder, head: WideningHead, precision: torch.dtype = torch.float32) -> None:
+        super().__init__(encoder, head, precision)
+        self.trained = trained_part(encoder)
+        self.others = nn.ModuleList()
+
+    @property
+    def encoders(self) -> list[Encoder]:
+        return [self.encoder, *(cast(Encoder, other) for other in self.others)]
+
+    @property
+    def trained_size(self) -> int:
+        """Numbers that each encoder has of its own."""
+        return sum(p.numel() for p, own in zip(self.encoder.parameters(), self.trained, strict=True) if own)
+
+    def add_branch(self) -> None:
+        """One more encoder, a copy of the first as it is now; those before it are frozen from here on."""
+        branch = shallow_copy(self.encoder, self.trained)
+        for old in self.encoders:
+            old.requires_grad_(False)
+        self.others.append(branch)
+
+    def forward(self, batch: Batch, *, name: str = "main", taps: bool = False, newest: bool = False) -> Output:
+        """`newest` passes the newest encoder alone and gives its features (rows, branch) without logits, for what is
+        trained on that branch only: the frozen encoders cost nothing then."""
+        if not newest:
+            return super().forward(batch, name=name, taps=taps)
+        hidden = ((encoder(batch.inputs), ()) for encoder in self.encoders[-1:])
+        features, _ = self._pass(hidden, batch, name)
+        return Output(features, features[:, :0])
+
+    def branches(self, inputs: dict[str, Tensor], taps: bool) -> Iterator[Branch]:
+        for encoder in self.encoders:
+            yield encoder(inputs, taps=True) if taps else (encoder(inputs), ())
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for frozen in self.encoders[:-1]:
+            frozen.eval()
+        return self
+
+
+class Forked(Model):
+    """A trunk (the embeddings and all blocks but the last) with tips: the last block and final LayerNorm, and copies of
+    them; one head over the features of all tips (MEMO). Only the newest tip is trained, with or without the trunk."""
+
+    head: WideningHead
+
+    def __init__(self, encoder: Encoder, head: WideningHead, precision: torch.dtype = torch.float32) -> None:
+        super().__init__(encoder, head, precision)
+        self.others = nn.ModuleList()  # of (block, norm)
+
+    @property
+    def tips(self) -> list[nn.ModuleList]:
+        first = nn.ModuleList([self.encoder.blocks[-1], self.encoder.norm])
+        return [first, *(cast(nn.ModuleList, other) for other in self.others)]
+
+    def add_tip(self) -> None:
+        """One more tip, a copy of the newest, which is frozen from here on."""
+        newest = self.tips[-1]
+        tip = shallow_copy(newest, trained_part(newest))
+        newest.requires_grad_(False)
+        self.others.append(tip)
+
+    def branches(self, inputs: dict[str, Tensor], taps: bool) -> Iterator[Branch]:
+        hidden, mask = self.encoder.embed(inputs)
+        tapped = []
+        for block in self.encoder.blocks[:-1]:
+            hidden = self.encoder.run_block(block, hidden, mask)
+            tapped.append(hidden)
+        for block, norm in self.tips:
+            end = self.encoder.run_block(block, hidden, mask)
+            yield norm(end), (*tapped, end) if taps else ()
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for frozen in self.tips[:-1]:
+            frozen.eval()
+        return self
+
+
+def trained_part(module: nn.Module) -> list[bool]:
+    """Which of a module's parameters are trained, in their order."""
+    return [p.requires_grad for p in module.parameters()]
+
+
+def shallow_copy(module: Part, trained: list[bool]) -> Part:
+    """A copy that is trained where `trained` says so, and shares the other parameters with its original."""
+    shared = {id(p): p for p, own in zip(module.parameters(), trained, strict=True) if not own}
+    copied = copy.deepcopy(module, shared)  # deepcopy takes what it finds here as copied already
+    for p, own in zip(copied.parameters(), trained, strict=True):
+        p.requires_grad_(own)
+    return copied

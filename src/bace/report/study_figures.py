@@ -1,0 +1,411 @@
+"""Figures of studies (docs/studies.md) and of comparisons of settings, as plain plotly.js dictionaries like the others.
+
+Each gives None where the runs do not have what it shows: no study, a study that was skipped, nothing that differs.
+"""
+
+from collections.abc import Callable, Sequence
+from html import escape
+from statistics import fmean
+from typing import Any, Literal
+
+from bace.report.figures import _LEGEND, DASHES, SYMBOLS, Figure, _bar, _error_bars, _line, _task_axis, colour, text
+from bace.report.runs import Group, Run, Stat, flatten, show, stat
+
+Span = Literal["last", "average"]  # after the last task, or the mean over the tasks from the second on
+
+SAME, DIFFERENT = "#009E73", "#D55E00"  # green and red that the colour-blind can tell apart, on white and on black
+VARIANTS = ("full", "same", "different", "uniform", "random", "reverse")  # of Effect_new
+NEIGHBOURLESS = {"K": "0", "effect_new": "none"}  # what W0 = 1 amounts to: a sample without neighbours
+MEASURES = {"A_last": "A_last (%)", "A_avg": "A_avg (%)", "FGT": "FGT (points)", "FWT": "FWT (points)"} | {
+    "seconds": "seconds"
+}
+
+
+# -- studies of one method
+
+
+def probing(group: Group, measure: str) -> Figure | None:
+    """Observed score against what fresh classifiers read off the features, after each task (F1)."""
+    found = _studies(group, "probing")
+    if not found:
+        return None
+    names = {"observed": "observed", "cosine": "probing (cosine)", "linear": "probing (linear)"}
+    traces = []
+    for number, (key, name) in enumerate(names.items()):
+        points = [stat(values) for values in zip(*(study[key] for study in found), strict=True)]
+        traces.append(_curve(name, number, list(range(1, len(points) + 1)), points))
+    return _over_tasks(traces, len(found[0]["observed"]), f"average {measure} (%)", "tasks learned")
+
+
+def tracking(group: Group, kind: Literal["distance", "euclidean"] = "distance") -> Figure | None:
+    """Feature-embedding distance of each task's classes as further tasks are learned: a curve a task (F2)."""
+    found = _studies(group, "tracking")
+    if not found:
+        return None
+    tasks = len(found[0][kind])
+    traces = []
+    for task in range(tasks):
+        points = [stat([study[kind][t][task] for study in found]) for t in range(task, tasks)]
+        traces.append(_curve(f"task {task + 1}", task, list(range(task + 1, tasks + 1)), points, decimals=3))
+    title = "1 - cos(class mean, class row)" if kind == "distance" else "distance of unit vectors"
+    return _over_tasks(traces, tasks, title, "tasks learned")
+
+
+def gallery(group: Group, task: int) -> Figure | None:
+    """Anchors of a task (counted from 0; pictures, of the first seed) beside their neighbours; labels are green where
+    the neighbour is of the anchor's class, red elsewhere (F6, F12)."""
+    anchors = _anchors(group, task)
+    if not anchors or "image" not in anchors[0]:
+        return None
+    images, labels, hover = [], [], []
+    for y, anchor in enumerate(anchors):
+        for x, shown in enumerate([anchor, *anchor["neighbours"]]):
+            source = f"data:image/png;base64,{shown['image']}"
+            place = {"x": x, "y": y, "xref": "x", "yref": "y"}
+            size = {"sizex": 0.8, "sizey": 0.74, "xanchor": "center", "yanchor": "middle"}
+            images.append({"source": source, "sizing": "contain", **place, **size})
+            label = {"text": text(_shortened(shown["label"], 12)), "showarrow": False, "yanchor": "top"}
+            ink = {"color": SAME if shown["same"] else DIFFERENT} if x else {}
+            labels.append({**label, **place, "y": y + 0.38, "font": {"size": 11, **ink}})
+            away = f", distance {shown['distance']:.3f}" if x else ""
+            hover.append((x, y, f"{text(shown['label'])}, example {shown['example']}{away}"))
+    columns = 1 + max(len(anchor["neighbours"]) for anchor in anchors)
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "marker": {"opacity": 0, "size": 40},
+        "x": [x for x, _, _ in hover],
+        "y": [y for _, y, _ in hover],
+        "text": [words for _, _, words in hover],
+        "hovertemplate": "%{text}<extra></extra>",
+        "showlegend": False,
+    }
+    layout = {
+        "xaxis": {"visible": False, "range": [-0.5, columns - 0.5], "constrain": "domain", "fixedrange": True},
+        "yaxis": {"visible": False, "range": [len(anchors) - 0.4, -0.5], "scaleanchor": "x", "fixedrange": True},
+        "images": images,
+        "annotations": labels,
+    }
+    return {"data": [trace], "layout": layout}
+
+
+def gallery_texts(group: Group, task: int) -> str:
+    """The same for texts and words, as HTML; "" where there are none."""
+    anchors = _anchors(group, task)
+    if not anchors or "text" not in anchors[0]:
+        return ""
+
+    def line(shown: dict[str, Any]) -> str:
+        words = escape(shown["text"])
+        if "word" in shown:
+            begin, end = shown["word"]
+            before, word, after = shown["text"][:begin], shown["text"][begin:end], shown["text"][end:]
+            words = f"{escape(before)}<b>{escape(word)}</b>{escape(after)}"
+        if "same" not in shown:
+            return f"<b>{escape(shown['label'])}</b> {words}"
+        ink = SAME if shown["same"] else DIFFERENT
+        return f'<b style="color:{ink}">{escape(shown["label"])}</b> <small>{shown["distance"]:.3f}</small> {words}'
+
+    def item(anchor: dict[str, Any]) -> str:
+        beside = "".join(f"<li>{line(near)}</li>" for near in anchor["neighbours"])
+        return f"<li>{line(anchor)}<ol>{beside}</ol></li>"
+
+    return f'<ul class="gallery">{"".join(item(anchor) for anchor in anchors)}</ul>'
+
+
+# -- studies of several methods
+
+
+def distances(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
+    """Feature-embedding distance of new, old and all classes, average and last (F3 c): a bar a method."""
+    spans: tuple[Span, ...] = ("average", "last")
+    names = [(kind, span) for span in spans for kind in ("new", "old", "all")]
+    traces = []
+    for group in groups:
+        found = _studies(group, "tracking")
+        if found:
+            points = [stat([_distance(study, kind, span) for study in found]) for kind, span in names]
+            traces.append(_filled(_bar(group, index), [f"{kind}, {span}" for kind, span in names], points, decimals=3))
+    layout = {
+        "xaxis": {"type": "category", "showgrid": False},
+        "yaxis": {"title": {"text": "feature-embedding distance"}},
+        "hovermode": "x unified",
+        "bargap": 0.25,
+    }
+    return {"data": traces, "layout": layout | _LEGEND} if traces else None
+
+
+def biases(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
+    """The scale A (lines) and the shift B (dotted) that bias corrections have learned for each task's classes."""
+    traces = []
+    for group in groups:
+        found = _studies(group, "bias")
+        for key, changes in (("A", {}), ("B", {"dash": "dot"})) if found else ():
+            points = [stat(values) for values in zip(*(study[key] for study in found), strict=True)]
+            trace = _line(group, index)
+            trace |= {"name": f"{trace['name']} {key}", "legendgroup": f"{group.label} {key}"}
+            trace["line"] = {**trace["line"], **changes}
+            traces.append(_filled(trace, list(range(1, len(points) + 1)), points, decimals=5))
+    if not traces:
+        return None
+    return _over_tasks(traces, max(len(trace["x"]) for trace in traces), "learned value", "task")
+
+
+# -- settings compared
+
+
+def sweep(groups: Sequence[Group], key: str, measure: str = "A_last", baseline: str | None = None) -> Figure | None:
+    """A score against the values of a setting, by its short name: W0, alpha, K, size (F7, F8, T4).
+
+    One line for each combination of the other settings; methods without the setting are dotted lines across. With a
+    `baseline` (a value of the setting) differences to it are drawn, seed by seed. For K, runs with W0 = 1 stand at 0.
+    `measure` is one of MEASURES; "seconds" goes with K.
+    """
+    series, others = _series(groups, key)
+    values = sorted({value for line in series.values() for value in line} - {baseline}, key=_number)
+    if len(values) < 2:
+        return None
+    traces = []
+    for number, (name, line) in enumerate(series.items()):
+        if baseline is None:
+            points = [_score(line.get(value), measure) for value in values]
+        else:
+            points = [_difference(line.get(value), line.get(baseline), measure) for value in values]
+        traces.append(_curve(name, number, values, points, decimals=2))
+    for number, group in enumerate(others if baseline is None else (), len(series)):
+        trace = _curve(group.label, number, values, [_score(group, measure)] * len(values), decimals=2)
+        trace |= {"mode": "lines", "line": {**trace["line"], "dash": "dot"}, "error_y": {"visible": False}}
+        traces.append(trace)
+    title = MEASURES[measure]
+    layout = {
+        "xaxis": {"title": {"text": key}, "type": "category", "categoryorder": "array", "categoryarray": values},
+        "yaxis": {"title": {"text": title if baseline is None else f"{title}, less that at {key} = {baseline}"}},
+        "hovermode": "x unified",
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+def variants(groups: Sequence[Group], measure: str = "A_last") -> Figure | None:
+    """Variants of Effect_new, and W0 = 1 as "none": a bar each, one colour for each combination of other settings
+    (F10)."""
+    series, _ = _series(groups, "effect_new")
+    values = [value for value in (*VARIANTS, "none") if any(value in line for line in series.values())]
+    if len(values) < 2:
+        return None
+    traces = []
+    for number, (name, line) in enumerate(series.items()):
+        points = [_score(line.get(value), measure) for value in values]
+        trace = {"type": "bar", "name": text(name), "marker": {"color": colour(number)}}
+        traces.append(_filled(trace, values, points, decimals=2))
+    drawn = [value for trace in traces for value in trace["y"] if value is not None]
+    room = max(max(drawn) - min(drawn), 1.0)
+    layout = {
+        "xaxis": {"title": {"text": "Effect_new"}, "type": "category", "showgrid": False},
+        # differences are small against the scores: the axis does not begin at 0
+        "yaxis": {"title": {"text": MEASURES[measure]}, "range": [max(min(drawn) - room, 0), max(drawn) + room / 2]},
+        "hovermode": "x unified",
+        "bargap": 0.25,
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+# -- against the size of the memory
+
+
+def memory_scores(groups: Sequence[Group], span: Span = "last") -> Figure | None:
+    """Probing and observed score, and forgetting, against the memory's size, of one method's groups (F3)."""
+    return _against_memory(groups, _scores(span), f"{span} score (%), forgetting (points)", decimals=1)
+
+
+def memory_distances(groups: Sequence[Group]) -> Figure | None:
+    """Feature-embedding distance of new, old and all classes, last and average, against the memory's size (F3 c)."""
+    spans: tuple[Span, ...] = ("last", "average")
+
+    def reader(kind: str, span: Span) -> Callable[[Run], float | None]:
+        return lambda run: _distance(study, kind, span) if (study := _study(run, "tracking")) else None
+
+    lines = {f"{kind}, {span}": reader(kind, span) for span in spans for kind in ("new", "old", "all")}
+    return _against_memory(groups, lines, "feature-embedding distance", decimals=3)
+
+
+def distance_and_scores(groups: Sequence[Group], span: Span = "last") -> Figure | None:
+    """Observed and probing score and forgetting against the feature-embedding distance of all classes; a point for
+    each size of the memory (F3 a, b)."""
+    readers, rows = _scores(span), []
+    for group in sorted(groups, key=_memory):
+        away = stat([_distance(study, "all", span) for study in _studies(group, "tracking")])
+        scores = {name: stat([read(run) for run in group.runs]) for name, read in readers.items()}
+        if away is not None and scores["observed"] is not None:
+            rows.append((away.mean, _memory(group), scores))
+    if len(rows) < 2:
+        return None
+    traces = []
+    for number, name in enumerate(readers):
+        trace = _curve(name, number, [away for away, _, _ in rows], [scores[name] for _, _, scores in rows])
+        trace["text"] = [f"memory {size}" for _, size, _ in rows]
+        trace["hovertemplate"] = "%{text}: %{customdata}<extra>" + text(name) + "</extra>"
+        traces.append(trace)
+    layout = {
+        "xaxis": {"title": {"text": f"feature-embedding distance, all classes, {span}"}, "zeroline": False},
+        "yaxis": {"title": {"text": f"{span} score (%), forgetting (points)"}},
+        "hovermode": "closest",
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+# -- what they share
+
+
+def _study(run: Run, name: str) -> dict[str, Any] | None:
+    """What a study found in a run; None if there was none, or it was skipped."""
+    found = run.studies.get(name)
+    return found if isinstance(found, dict) and "skipped" not in found else None
+
+
+def _studies(group: Group, name: str) -> list[dict[str, Any]]:
+    """What a study found for every seed; nothing unless all seeds have it."""
+    found = [study for run in group.runs if (study := _study(run, name)) is not None]
+    return found if len(found) == len(group.runs) else []
+
+
+def _anchors(group: Group, task: int) -> list[dict[str, Any]]:
+    found = _study(group.runs[0], "gallery")
+    return found["tasks"][task]["anchors"] if found and task < len(found["tasks"]) else []
+
+
+def _over_steps(values: Sequence[float | None], span: Span) -> float | None:
+    """The last value, or the mean from the second task on: at the first nothing is old yet."""
+    known = [value for value in (values[-1:] if span == "last" else values[1:] or values) if value is not None]
+    return fmean(known) if known else None
+
+
+def _distance(study: dict[str, Any], kind: str, span: Span) -> float | None:
+    return _over_steps(study[kind], span)
+
+
+def _scores(span: Span) -> dict[str, Callable[[Run], float | None]]:
+    def probed(key: str) -> Callable[[Run], float | None]:
+        return lambda run: _over_steps(study[key], span) if (study := _study(run, "probing")) else None
+
+    return {
+        "observed": probed("observed"),
+        "probing (cosine)": probed("cosine"),
+        "forgetting": lambda run: None if run.metrics is None else run.metrics.FGT,
+    }
+
+
+def _memory(group: Group) -> int:
+    return int(flatten(group.runs[0].config).get("memory.size") or 0)
+
+
+def _against_memory(
+    groups: Sequence[Group], lines: dict[str, Callable[[Run], float | None]], title: str, decimals: int
+) -> Figure | None:
+    ordered = sorted(groups, key=_memory)
+    sizes = [str(_memory(group)) for group in ordered]
+    traces = []
+    for number, (name, read) in enumerate(lines.items()):
+        points = [stat([read(run) for run in group.runs]) for group in ordered]
+        if any(point is not None for point in points):
+            traces.append(_curve(name, number, sizes, points, decimals))
+    if not traces or len(set(sizes)) < 2:
+        return None
+    layout = {
+        "xaxis": {"title": {"text": "memory"}, "type": "category", "categoryorder": "array", "categoryarray": sizes},
+        "yaxis": {"title": {"text": title}},
+        "hovermode": "x unified",
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+def _series(groups: Sequence[Group], key: str) -> tuple[dict[str, dict[str, Group]], list[Group]]:
+    """Groups with the setting, by the rest of their settings and its value; and the groups without it."""
+    without = NEIGHBOURLESS.get(key)
+    neighbourless = [group for group in groups if without and group.settings.get("W0") == "1"]
+    series: dict[tuple[tuple[str, str], ...], dict[str, Group]] = {}
+    others = []
+    for group in groups:
+        if key in group.settings and group not in neighbourless:
+            series.setdefault(_rest(group, key), {})[group.settings[key]] = group
+        elif group not in neighbourless:
+            others.append(group)
+    for group in neighbourless:
+        for rest, line in series.items():
+            if without and _rest(group, key, "W0") == tuple(pair for pair in rest if pair[0] != "W0"):
+                line[without] = group
+    # the rest in the label only as far as it tells lines apart
+    told = [pair for rest in series for pair in rest if not all(pair in other for other in series)]
+    labels = [", ".join(f"{k}={v}" for k, v in rest if (k, v) in told) for rest in series]
+    methods = [next(iter(line.values())).method for line in series.values()]
+    names = [f"{method} ({label})" if label else method for method, label in zip(methods, labels, strict=True)]
+    return dict(zip(names, series.values(), strict=True)), others
+
+
+def _rest(group: Group, *keys: str) -> tuple[tuple[str, str], ...]:
+    return (("method", group.method), *((k, v) for k, v in group.settings.items() if k not in keys))
+
+
+def _score(group: Group | None, measure: str) -> Stat | None:
+    if group is None:
+        return None
+    return stat([getattr(run.metrics, measure) for run in group.runs if run.metrics is not None])
+
+
+def _difference(group: Group | None, other: Group | None, measure: str) -> Stat | None:
+    """Over the seeds that both have."""
+    if group is None or other is None:
+        return None
+    theirs = {run.seed: getattr(run.metrics, measure) for run in other.runs}
+    pairs = [(getattr(run.metrics, measure), theirs[run.seed]) for run in group.runs if run.seed in theirs]
+    return stat([None if None in pair else pair[0] - pair[1] for pair in pairs])
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:  # null, for a setting that is off
+        return float("-inf")
+
+
+def _curve(
+    name: str, number: int, x: Sequence[object], points: Sequence[Stat | None], decimals: int = 1
+) -> dict[str, Any]:
+    turn = number // 7  # with more lines than colours, each further round of colours has its own line and marker
+    trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": text(name),
+        "line": {"color": colour(number), "width": 2, "dash": DASHES[turn % len(DASHES)]},
+        "marker": {"color": colour(number), "size": 7, "symbol": SYMBOLS[turn % len(SYMBOLS)]},
+    }
+    return _filled(trace, x, points, decimals)
+
+
+def _filled(trace: dict[str, Any], x: Sequence[object], points: Sequence[Stat | None], decimals: int) -> dict[str, Any]:
+    """With values, error bars where there are several seeds, and hover texts; a value that is missing is a gap."""
+    spread = [0.0 if point is None or point.std is None else point.std for point in points]
+    trace |= {"x": list(x), "y": [None if point is None else point.mean for point in points]}
+    trace["customdata"] = [_shown(point, decimals) for point in points]
+    trace["error_y"] = _error_bars(points) | {"array": spread}
+    trace["hovertemplate"] = "%{customdata}<extra>" + trace["name"] + "</extra>"
+    return trace
+
+
+def _shown(point: Stat | None, decimals: int) -> str:
+    if decimals == 1 or point is None:
+        return show(point)
+    spread = "" if point.std is None else f" ± {point.std:.{decimals}f}"
+    return f"{point.mean:.{decimals}f}{spread}"
+
+
+def _over_tasks(traces: list[dict[str, Any]], tasks: int, y: str, x: str) -> Figure:
+    layout = {
+        "xaxis": {"title": {"text": x}, **_task_axis(tasks)},
+        "yaxis": {"title": {"text": y}},
+        "hovermode": "x unified",
+    }
+    return {"data": traces, "layout": layout | _LEGEND}
+
+
+def _shortened(label: str, most: int) -> str:
+    return label if len(label) <= most else label[: most - 1] + "…"

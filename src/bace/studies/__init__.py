@@ -1,0 +1,13 @@
+"""What the paper measures beside accuracy. A study looks on and feeds nothing back: docs/studies.md."""
+
+from bace.studies import bias, gallery, probing, tracking
+from bace.studies.study import Seen, Skipped, Study
+
+STUDIES: dict[str, Study] = {  # the names are those of config.StudyName
+    "probing": probing.STUDY,
+    "tracking": tracking.STUDY,
+    "gallery": gallery.STUDY,
+    "bias": bias.STUDY,
+}
+
+__all__ = ["STUDIES", "Seen", "Skipped", "Study"]

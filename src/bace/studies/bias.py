@@ -1,0 +1,19 @@
+"""The scale A and shift B that a bias correction has learned, after each task (bace.md 7)."""
+
+from bace.config import Config
+from bace.stream import Stream
+from bace.studies.study import Record, Seen, Skipped, Study, columns
+
+
+def after_task(seen: Seen) -> Record:
+    learned = seen.method.report()
+    if not {"A", "B"} <= learned.keys():
+        raise Skipped(f"{seen.method.title} learns no bias correction (with these settings)")
+    return {"A": learned["A"], "B": learned["B"]}
+
+
+def collect(records: list[Record], stream: Stream, config: Config) -> Record:
+    return columns(records)
+
+
+STUDY = Study(after_task, collect)
