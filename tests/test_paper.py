@@ -334,7 +334,8 @@ def make_run(folder: Path, matrix: list[list[float]], seed: int = 0, **more: Any
     """A finished run with these scores; two classes a task."""
     folder.mkdir(parents=True)
     tasks = [{"name": f"t{t}", "classes": [f"c{2 * t}", f"c{2 * t + 1}"]} for t in range(len(matrix))]
-    about = {"method": "ER", "benchmark": "x", "seed": seed, "config": {"seed": seed}, "tasks": tasks}
+    config = {"seed": seed, **more.pop("config", {})}
+    about = {"method": "ER", "benchmark": "x", "seed": seed, "config": config, "tasks": tasks}
     (folder / "run.json").write_text(json.dumps(about))
     (folder / "log.jsonl").write_text("")
     blank = [[str(t + 1), *map(str, row), *[""] * (len(matrix) - t - 1)] for t, row in enumerate(matrix)]
@@ -346,6 +347,15 @@ def make_run(folder: Path, matrix: list[list[float]], seed: int = 0, **more: Any
     (folder / "metrics.json").write_text(json.dumps(numbers))
     if more:
         (folder / "studies.json").write_text(json.dumps(more))
+
+
+def anchor(*same: bool) -> dict[str, Any]:
+    """An anchor of a gallery with neighbours that are, or are not, of its class."""
+    return {
+        "label": "c0",
+        "text": "a",
+        "neighbours": [{"label": "c", "text": "b", "distance": 0.5, "same": each} for each in same],
+    }
 
 
 @pytest.fixture
@@ -363,10 +373,7 @@ def found(tmp_path: Path) -> results.Finished:
             "all": [0.1, 0.25, 0.3],
         },
         gallery={
-            "tasks": [
-                {"anchors": [{"neighbours": [{"same": True}, {"same": False}]}]},
-                {"anchors": [{"neighbours": [{"same": True}, {"same": True}]}]},
-            ]
+            "tasks": [{"task": "t0", "anchors": [anchor(True, False)]}, {"task": "t1", "anchors": [anchor(True, True)]}]
         },
         bias={"A": [1.0, 0.95, 0.9], "B": [0.0, -0.01, -0.02]},
     )
@@ -432,6 +439,21 @@ def test_rank_correlation_is_spearmans(pairs: list[tuple[int, int]]) -> None:
 def test_slope_is_that_of_least_squares() -> None:
     values = [3.0, 1.0, 4.0, 1.0, 5.0]
     assert results.slope(values) == pytest.approx(numpy.polyfit(range(5), values, 1)[0])
+
+
+def test_the_page_gets_the_printed_numbers_of_its_rows(tmp_path: Path) -> None:
+    entry = ENTRIES["alpha"]
+    runs = {}
+    for cell in entry.cells()[:3]:
+        runs[cell.folder(tmp_path, "desk", 0)] = cell
+        make_run(cell.folder(tmp_path, "desk", 0), [[50.0]], config={"method": {"label": cell.method}})
+    found = results.for_page(entry, runs)
+    assert found == {
+        ("ER (label=BaCE (alpha=0))", "A_last"): (57.15, None),
+        ("ER (label=BaCE (alpha=0.01))", "A_last"): (57.68, None),
+        ("ER (label=BaCE (alpha=0.1))", "A_last"): (64.13, None),
+    }
+    assert results.for_page(ENTRIES["challenging"], runs) == {}
 
 
 def test_a_table_shows_ours_beside_the_printed_numbers_and_the_average(tmp_path: Path) -> None:

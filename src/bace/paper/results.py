@@ -2,19 +2,16 @@
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from bace.errors import DataError
 from bace.paper.catalogue import Cell, Entry, Printed, Scale, published, published_average
-from bace.report.runs import Metrics, Run, load_runs
+from bace.report.runs import Metrics, Run, groups, load_runs
 
 Matrix = list[list[float]]
 LEFT = ("memory", "method", "task")  # columns of names
@@ -31,20 +28,9 @@ class Finished:
         assert self.run.metrics is not None
         return self.run.metrics
 
-    @cached_property
-    def studies(self) -> dict[str, Any]:
-        path = self.run.folder / "studies.json"
-        if not path.exists():
-            return {}
-        try:
-            found = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise DataError(f"'{path}' cannot be read: {error}. Delete the run folder and run it again.") from error
-        return {name: study for name, study in found.items() if "skipped" not in study}
-
     def study(self, name: str, part: str) -> list[Any]:
-        """A list of a study, with something for each task; empty if the run has no such study."""
-        return list(self.studies.get(name, {}).get(part, ()))
+        """A list of a study, with something for each task; empty if the run has no such study, or it was skipped."""
+        return list(self.run.studies.get(name, {}).get(part, ()))
 
 
 def finished_runs(cell: Cell, out: Path, scale: Scale) -> dict[int, Finished]:
@@ -218,6 +204,18 @@ NUMBERS: dict[str, Callable[[Finished], float | None]] = {
 }
 CURVES: dict[str, Callable[[Finished], list[float]]] = {"A": observed, "observed": observed, "probing": probing}
 MATRICES: dict[str, Callable[[Finished], Matrix]] = {"distance": distance, "task_confusion": task_confusion}
+
+
+def for_page(entry: Entry, runs: dict[Path, Cell]) -> dict[tuple[str, str], tuple[float, float | None]]:
+    """The printed numbers of an entry by row and column of the report page, whose rows do not tell data sets apart."""
+    if len({cell.block.benchmark for cell in entry.cells()}) > 1:
+        return {}
+    found = {}
+    for group in groups(load_runs(runs)):
+        for column in ("A_last", "FGT", "FWT"):
+            if printed := published(entry.table, runs[group.runs[0].folder], column):
+                found[group.label, column] = (printed.mean, printed.std)
+    return found
 
 
 # -- an entry's table
