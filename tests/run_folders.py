@@ -72,17 +72,17 @@ def figures_of(page: Path) -> dict[str, Any]:
 
 
 # One black and one white pixel: what a gallery shows for a picture.
-PICTURE = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAAAAADRSSBWAAAAC0lEQVR4nGP4zwAAAgEBADK6K5IAAAAASUVORK5CYII="
-)
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAAAAADRSSBWAAAAC0lEQVR4nGP4zwAAAgEBADK6K5IAAAAASUVORK5CYII="
 
 
 def example(label: str, **more: Any) -> dict[str, Any]:
-    return {"example": 7, "label": label, "picture": PICTURE, **more}
+    return {"example": 7, "label": label, "image": PICTURE, **more}
 
 
 def studies() -> dict[str, Any]:
     """One of each study, for a run of three tasks."""
+    beside = [example("cat", distance=0.1, same=True), example("dog", distance=0.25, same=False)]
+    anchor = example("cat", neighbours=beside)
     return {
         "probing": {"observed": [90.0, 75.0, 60.0], "cosine": [92.0, 88.0, 84.0], "linear": [91.0, 86.0, 82.0]},
         "tracking": {
@@ -90,13 +90,10 @@ def studies() -> dict[str, Any]:
             "new": [0.1, 0.1, 0.2],
             "old": [None, 0.3, 0.45],
             "all": [0.1, 0.2, 0.35],
+            "difference": 0.25,
         },
-        "gallery": [
-            example(
-                "cat", neighbours=[example("cat", distance=0.1, same=True), example("dog", distance=0.25, same=False)]
-            )
-        ],
-        "bias": {"A": [0.9, 0.8], "B": [-0.1, -0.2]},
+        "gallery": {"tasks": [{"task": "task 1", "from": "teacher", "anchors": [anchor]}]},
+        "bias": {"A": [1.0, 0.9, 0.8], "B": [0.0, -0.1, -0.2]},
     }
 
 

@@ -32,6 +32,10 @@ def write_many(folder: Path, methods: int = 22, seeds: int = 2) -> list[str]:
     return names[::-1]
 
 
+def gallery(anchor: dict[str, Any]) -> dict[str, Any]:
+    return {"gallery": {"tasks": [{"task": "one", "anchors": [anchor]}]}}
+
+
 # Studies
 
 
@@ -61,8 +65,8 @@ def test_each_study_has_its_figure_with_the_numbers_of_the_file(tmp_path: Path) 
     assert (old["name"], old["x"], old["y"]) == ("old", [1, 2, 3], [None, 0.3, 0.45])
     bias = figures["benchmark-0-bias-er-0"]["data"]
     assert [(trace["name"], trace["x"], trace["y"]) for trace in bias] == [
-        ("A", [2, 3], [0.9, 0.8]),  # the first task has nothing to correct
-        ("B", [2, 3], [-0.1, -0.2]),
+        ("A", [1, 2, 3], [1.0, 0.9, 0.8]),
+        ("B", [1, 2, 3], [0.0, -0.1, -0.2]),
     ]
 
 
@@ -82,7 +86,7 @@ def test_distances_are_summed_up_by_hand(tmp_path: Path) -> None:
         "old - new",
     ]
     found = [float(value) for value in re.findall(r'<td class="number" data-value="([^"]+)"', table)]
-    assert found == pytest.approx([0.2, 0.45, 0.35, 0.4 / 3, 0.375, 0.65 / 3, 0.25])
+    assert found == pytest.approx([0.2, 0.45, 0.35, 0.15, 0.375, 0.275, 0.25])
 
 
 def test_figures_side_by_side_share_their_axis(tmp_path: Path) -> None:
@@ -95,16 +99,23 @@ def test_figures_side_by_side_share_their_axis(tmp_path: Path) -> None:
 
 
 def test_the_gallery_shows_pictures_or_texts_and_marks_neighbours_of_other_classes(tmp_path: Path) -> None:
-    text = {"example": 1, "label": "<sport>", "text": "The <b>match</b>", "neighbours": []}
-    write_studies(write_run(tmp_path / "run"), gallery=[*studies()["gallery"], text])
+    text = {"example": 1, "label": "<sport>", "text": "The <b>match</b>", "word": [7, 12], "neighbours": []}
+    tasks = [*studies()["gallery"]["tasks"], {"task": "<two>", "from": "network", "anchors": [text]}]
+    write_studies(write_run(tmp_path / "run"), gallery={"tasks": tasks})
     source = write_page(load_runs([tmp_path / "run"]), tmp_path / "page.html").read_text()
     gallery = source[source.index('<figure class="gallery"') :].split("</figure>")[0]
-    assert gallery.count(f'<img src="{PICTURE}"') == 3
+    assert gallery.count(f'<img src="data:image/png;base64,{PICTURE}"') == 3
+    opened = re.findall(r"<details( open)?><summary>(.*?)</summary>", gallery)
+    assert opened == [
+        (" open", "task 1 <small>by the teacher</small>"),
+        ("", "&lt;two&gt; <small>by the network</small>"),
+    ]
     assert re.findall(r'<span class="(same|other)">(. \w+)</span><small>([\d.]+)', gallery) == [
         ("same", "✓ cat", "0.100"),
         ("other", "✗ dog", "0.250"),
     ]
-    assert "<blockquote>The &lt;b&gt;match&lt;/b&gt;</blockquote><b>&lt;sport&gt;</b>" in gallery
+    words = "<blockquote>The &lt;b&gt;<mark>match</mark>&lt;/b&gt;</blockquote><b>&lt;sport&gt;</b>"
+    assert words in gallery
 
 
 def test_a_study_that_was_not_made_says_why_and_leaves_no_section(tmp_path: Path) -> None:
@@ -124,12 +135,17 @@ def test_a_study_that_was_not_made_says_why_and_leaves_no_section(tmp_path: Path
     [
         ({"probing": {"observed": [1.0, 2.0]}}, "3 numbers"),
         ({"probing": {"cosine": [1.0, 2.0, 3.0]}}, "observed"),
-        ({"probing": [1.0]}, "object of lists"),
-        ({"tracking": {"distance": [[1.0], [1.0], [1.0]]}}, "row t with t numbers"),
-        ({"gallery": {}}, "list of anchors"),
-        ({"gallery": [{"label": "cat", "picture": PICTURE}]}, "list of anchors"),
-        ({"gallery": [example("cat", neighbours=[example("cat", distance=0.1)])]}, "'same'"),
-        ({"gallery": [{"label": "cat", "picture": 'x" onerror="alert(1)', "neighbours": []}]}, "PNG"),
+        ({"probing": {"observed": [1.0, 2.0, "x"]}}, "3 numbers"),
+        ({"probing": {"observed": [1.0, 2.0, 3.0], "cosine": 4.0}}, "3 numbers"),
+        ({"probing": [1.0]}, "must be an object"),
+        ({"bias": {"A": [1.0, 1.0, 1.0]}}, "'B'"),
+        ({"tracking": studies()["tracking"] | {"old": [0.1]}}, "'old'"),
+        ({"tracking": studies()["tracking"] | {"distance": [[1.0], [1.0], [1.0]]}}, "row t with t numbers"),
+        ({"gallery": {}}, "'tasks'"),
+        (gallery({"label": "cat", "image": PICTURE}), "'neighbours'"),
+        (gallery(example("cat", neighbours=[example("cat", distance=0.1)])), "'same'"),
+        (gallery({"label": "cat", "image": 'x" onerror="alert(1)', "neighbours": []}), "PNG"),
+        (gallery({"label": "cat", "text": "a cat", "word": [2], "neighbours": []}), "'text'"),
     ],
 )
 def test_a_damaged_study_is_named(tmp_path: Path, study: dict[str, Any], says: str) -> None:
@@ -349,10 +365,15 @@ def test_the_reader_chooses_which_of_many_methods_to_see(tab: Page, many: Path) 
     assert tab.run(drawn) == best[:5]
     rows = "document.querySelector('[data-figure=\"benchmark-0-forgetting\"]').data[0].y"
     assert tab.run(rows) == best[:5]
+    height = "document.querySelector('[data-figure=\"benchmark-0-forgetting\"]').clientHeight"
+    low = tab.run(height)
     tab.run("document.querySelector('.picker input[value=\"Method 10\"]').click()")
     assert tab.run(drawn) == [best[0], *best[2:5]]
     tab.run("document.querySelector('.picker button[data-first=all]').click()")
     assert len(tab.run(drawn)) == 12
+    assert tab.run(height) - low == pytest.approx(7 * 1.8 * 16, abs=1)  # a line of 1.8rem for each of seven methods
+    tab.run("document.querySelector('.picker button[data-first=\"0\"]').click()")
+    assert tab.run(drawn) == []
     assert tab.complaints == []
 
 

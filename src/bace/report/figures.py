@@ -313,40 +313,12 @@ def distances(group: Group) -> Figure | None:
 
 def new_and_old(group: Group) -> Figure | None:
     """Mean distance over the classes of the current task, of earlier ones and of all; None without study."""
-    found = [study for study in _studies(group, "tracking") if {"new", "old", "all"} <= study.keys()]
-    if not found:
-        return None
-    tasks = len(group.runs[0].tasks)
-    names = ("new", "old", "all")
-    traces = []
-    for number, name in enumerate(names):
-        values = [study[name] for study in found]
-        traces.append(_series(values, name, number, first=tasks - min(map(len, values)) + 1))
-    layout = {
-        "xaxis": {"title": {"text": "tasks learned"}, **_task_axis(tasks, most=10)},
-        "yaxis": {"title": {"text": "distance"}, "rangemode": "tozero"},
-        "hovermode": "x unified",
-    }
-    return {"data": traces, "layout": layout | _LEGEND}
+    return _parts(group, "tracking", ("new", "old", "all"), {"title": {"text": "distance"}, "rangemode": "tozero"})
 
 
 def bias(group: Group) -> Figure | None:
-    """The two parameters of bias correction, by the task they were learned after; None without study."""
-    found = [study for study in _studies(group, "bias") if study.get("A") and study.get("B")]
-    if not found:
-        return None
-    tasks = len(group.runs[0].tasks)
-    traces = []
-    for number, name in enumerate(("A", "B")):
-        values = [study[name] for study in found]
-        # the first task has nothing to correct: a list may start at the second
-        traces.append(_series(values, name, number, first=tasks - min(map(len, values)) + 1))
-    layout = {
-        "xaxis": {"title": {"text": "tasks learned"}, **_task_axis(tasks, most=10)},
-        "yaxis": {"title": {"text": "learned value"}},
-        "hovermode": "x unified",
-    }
-    return {"data": traces, "layout": layout | _LEGEND}
+    """The two parameters of bias correction after each task; None without study."""
+    return _parts(group, "bias", ("A", "B"), {"title": {"text": "learned value"}})
 
 
 def same_scale(made: Sequence[Figure]) -> None:
@@ -359,17 +331,18 @@ def same_scale(made: Sequence[Figure]) -> None:
 
 
 def mean_distances(group: Group) -> dict[str, Stat | None]:
-    """Distances of new, old and all classes, at the last step and on average over steps; and old minus new at last."""
-    found = [study for study in _studies(group, "tracking") if {"new", "old", "all"} <= study.keys()]
-    known = [{name: [v for v in study[name] if v is not None] for name in ("new", "old", "all")} for study in found]
-    if not known or not all(study[name] for study in known for name in study):
-        return {}
+    """Distances of new, old and all classes after the last task, and on average over the tasks from the second on, the
+    first after which something is old; and old minus new after the last. Empty without study."""
+    found = _studies(group, "tracking")
     row: dict[str, Stat | None] = {}
-    for name in ("new", "old", "all"):
-        row[f"last {name}"] = stat([study[name][-1] for study in known])
-    for name in ("new", "old", "all"):
-        row[f"average {name}"] = stat([fmean(study[name]) for study in known])
-    row["old - new"] = stat([study["old"][-1] - study["new"][-1] for study in known])
+    if found and len(group.runs[0].tasks) > 1:
+        for name in ("new", "old", "all"):
+            row[f"last {name}"] = stat([study[name][-1] for study in found])
+        for name in ("new", "old", "all"):
+            later = [stat(study[name][1:]) for study in found]
+            row[f"average {name}"] = stat([None if seed is None else seed.mean for seed in later])
+        ends = [(study["old"][-1], study["new"][-1]) for study in found]
+        row["old - new"] = stat([None if old is None or new is None else old - new for old, new in ends])
     return row
 
 
@@ -390,14 +363,26 @@ def _wrapped(label: str, width: int) -> str:
 
 
 def _studies(group: Group, name: str) -> list[dict[str, Any]]:
-    """This study of every seed that has it."""
+    """This study of every seed; nothing unless all have it."""
     found = [run.studies.get(name) for run in group.runs]
-    return [study for study in found if isinstance(study, dict) and "skipped" not in study]
+    made = [study for study in found if study is not None and "skipped" not in study]
+    return made if len(made) == len(found) else []
+
+
+def _parts(group: Group, name: str, keys: Sequence[str], axis: dict[str, Any]) -> Figure | None:
+    """Some parts of a study over the tasks, a line each."""
+    found = _studies(group, name)
+    if not found:
+        return None
+    traces = [_series([study[key] for study in found], key, number) for number, key in enumerate(keys)]
+    tasks = _task_axis(len(group.runs[0].tasks), most=10)
+    layout = {"xaxis": {"title": {"text": "tasks learned"}, **tasks}, "yaxis": axis, "hovermode": "x unified"}
+    return {"data": traces, "layout": layout | _LEGEND}
 
 
 def _series(seeds: Sequence[Sequence[float | None]], name: str, number: int, first: int = 1) -> dict[str, Any]:
     """A line of means over seeds, from task `first` on, with a bar of one deviation at each point."""
-    points = [stat(values) for values in zip(*seeds, strict=False)]
+    points = [stat(values) for values in zip(*seeds, strict=True)]
     bars = _error_bars([point or Stat(0.0, 0.0) for point in points])
     return {
         "type": "scatter",

@@ -157,16 +157,16 @@ def _benchmark(
     def plot(kind: str, figure: Figure, shape: str = "wide", style: str = "") -> str:
         key = f"{anchor}-{kind}"
         drawn[key] = figure | {"file": _slug(f"{name}-{kind}")}
-        if not style and figure.get("many"):
+        if figure.get("many"):
             style = f"--height: {max(27.0, 6 + 1.2 * len(made)):.1f}rem"
-        elif not style and shape == "wide":
+        elif shape == "wide":
             style = f"--rows: {figures.legend_rows(made)}"
         return f'<div class="plot {shape}" data-figure="{key}" style="{style}"></div>'
 
-    def tall(kind: str, figure: Figure, labels: Iterable[str], extra: float = 5.0) -> str:
-        """A plot with a line of its own for each method."""
-        height = extra + sum(0.9 + 0.9 * (label.count("<br>") + 1) for label in labels)
-        return plot(kind, figure, "wide", f"height: {height:.1f}rem")
+    def tall(kind: str, figure: Figure, labels: Iterable[str]) -> str:
+        """A plot with a line of its own for each method, whose label may be broken."""
+        lines = sum(0.9 + 0.9 * (label.count("<br>") + 1) for label in labels)
+        return plot(kind, figure, "tall", f"--lines: {lines:.1f}rem")
 
     def small(kind: str, group: Group, figure: Figure, note: str = "", shape: str = "square") -> str:
         heading = f"<figcaption>{_chip(group.label, index)}<small>{note}</small></figcaption>"
@@ -371,7 +371,7 @@ def _distance_table(made: Sequence[Group], index: dict[str, int]) -> str:
         + "</tr>"
         for label, row in rows
     )
-    note = "last: after the last task; average: over all steps; old - new: after the last task."
+    note = "last: after the last task; average: over the tasks from the second on; old - new: after the last task."
     return _sortable("Distances", head, body) + f'<p class="note">{note}</p>'
 
 
@@ -402,32 +402,39 @@ def _cell(cell: Stat | None, kind: str = "", after: str = "", decimals: int | No
 
 
 def _gallery(group: Group, index: dict[str, int]) -> str:
-    """The gallery of the first seed that has one."""
+    """The gallery of the first seed that has one: a part that opens for each task, the first of them open."""
     for run in group.runs:
-        study = run.studies.get("gallery")
-        if isinstance(study, list) and study:
+        tasks = run.studies.get("gallery", {}).get("tasks")
+        if tasks:
             note = f" seed {run.seed}" if len(group.runs) > 1 else ""
-            anchors = "".join(
-                f'<div class="anchor">{_example(anchor, "div")}'
-                f"<ol>{''.join(_example(neighbour, 'li') for neighbour in anchor['neighbours'])}</ol></div>"
-                for anchor in study
+            parts = "".join(
+                f"<details{'' if number else ' open'}><summary>{escape(str(task['task']))}"
+                f"{f' <small>by the {escape(str(eyes))}</small>' if (eyes := task.get('from')) else ''}</summary>"
+                f"{''.join(map(_anchor, task['anchors']))}</details>"
+                for number, task in enumerate(tasks)
             )
             heading = f"<figcaption>{_chip(group.label, index)}<small>{note}</small></figcaption>"
             file = _slug(f"{group.benchmark}-neighbours-{group.label}")
-            return (
-                f'<figure class="gallery" data-method="{escape(group.label)}" data-file="{file}">'
-                f"{heading}{anchors}</figure>"
-            )
+            attributes = f'class="gallery" data-method="{escape(group.label)}" data-file="{file}"'
+            return f"<figure {attributes}>{heading}{parts}</figure>"
     return ""
+
+
+def _anchor(anchor: dict[str, Any]) -> str:
+    neighbours = "".join(_example(neighbour, "li") for neighbour in anchor["neighbours"])
+    return f'<div class="anchor">{_example(anchor, "div")}<ol>{neighbours}</ol></div>'
 
 
 def _example(example: dict[str, Any], tag: str) -> str:
     """A picture or text with its label: plain for an anchor, green or red for a neighbour."""
     label = escape(str(example["label"]))
-    if example.get("picture") is None:
-        shown = f"<blockquote>{escape(example['text'])}</blockquote>"
+    if example.get("image") is None:
+        text = example["text"]
+        begin, end = map(int, example.get("word") or (0, 0))  # the word that the label is for
+        word = f"<mark>{escape(text[begin:end])}</mark>" if end else ""
+        shown = f"<blockquote>{escape(text[:begin])}{word}{escape(text[end:])}</blockquote>"
     else:
-        shown = f'<img src="{example["picture"]}" alt="{label}">'
+        shown = f'<img src="data:image/png;base64,{example["image"]}" alt="{label}">'
     if "same" not in example:
         return f'<{tag} class="example">{shown}<b>{label}</b></{tag}>'
     kind, mark = ("same", "✓") if example["same"] else ("other", "✗")
@@ -440,7 +447,7 @@ def _skipped(made: Sequence[Group]) -> str:
     reasons: dict[tuple[str, str], list[str]] = {}
     for group in made:
         for name, study in group.runs[0].studies.items():
-            if isinstance(study, dict) and "skipped" in study:
+            if "skipped" in study:
                 reasons.setdefault((name, str(study["skipped"])), []).append(group.label)
     items = "".join(
         f"<li>{escape(name)} of {escape(', '.join(labels))}: {escape(reason)}</li>"

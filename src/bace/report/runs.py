@@ -21,8 +21,7 @@ from bace.errors import DataError
 
 # Settings that name a run rather than define it; seeds of one experiment may differ in them.
 BOOKKEEPING = frozenset({"seed", "studies", "out", "folder", "resume", "progress", "verbose"})
-# A picture of a gallery: nothing else may stand where the page shows one.
-PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
+BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")  # nothing else may stand where the page shows a picture
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,7 @@ class Run:
     matrix: tuple[tuple[float, ...], ...]  # row t holds a[t][1..t]: the lower triangle
     metrics: Metrics | None
     epochs: tuple[Epoch, ...]
-    # by name, as in studies.json; a study that could not be made is {"skipped": reason}
-    studies: dict[str, Any] = field(default_factory=dict)
+    studies: dict[str, Any]  # by name, as in studies.json; a study that could not be made is {"skipped": reason}
 
 
 @dataclass(frozen=True)
@@ -390,38 +388,49 @@ def _confusion(found: Any, path: Path) -> Confusion:
 
 
 def _studies(path: Path, tasks: int) -> dict[str, Any]:
-    """The studies of a run, checked, so that figures can rely on their form; numbers that are not finite are None."""
+    """The studies of a run (docs/studies.md), checked, so that figures can rely on their form."""
     studies = _object(path)
     for name, study in studies.items():
-        if isinstance(study, dict) and "skipped" in study:
+        if not isinstance(study, dict):
+            raise DataError(f"'{path}': '{name}' must be an object, got {type(study).__name__}.")
+        if "skipped" in study:
             continue
-        if name == "gallery":
-            if not isinstance(study, list) or not all(_is_anchor(anchor) for anchor in study):
-                raise DataError(
-                    f"'{path}': 'gallery' must be a list of anchors, each with 'label', 'neighbours' and a 'picture' "
-                    "(a PNG as data URI) or a 'text'; a neighbour also has 'distance' and 'same'."
-                )
-        elif name in ("probing", "tracking", "bias"):
-            if not isinstance(study, dict) or not all(isinstance(values, list) for values in study.values()):
-                raise DataError(f"'{path}': '{name}' must be an object of lists, got {study!r}.")
-            studies[name] = {key: _series(key, values, tasks, path) for key, values in study.items()}
-            missing = [
-                key for key in {"probing": ["observed"], "tracking": ["distance"]}.get(name, []) if key not in study
-            ]
-            if missing:
-                raise DataError(f"'{path}': '{name}' has no '{missing[0]}'.")
-            if name == "probing" and any(len(values) != tasks for values in study.values()):
-                raise DataError(f"'{path}': each list of 'probing' must have {tasks} numbers, one for each task.")
+        for key in {"probing": ("observed",), "bias": ("A", "B"), "tracking": ("new", "old", "all")}.get(name, ()):
+            if not _are_numbers(study.get(key), tasks):
+                raise DataError(f"'{path}': '{key}' of '{name}' must be {tasks} numbers, one for each task.")
+        if name == "probing" and not all(_are_numbers(values, tasks) for values in study.values()):
+            raise DataError(f"'{path}': each part of 'probing' must be {tasks} numbers, one for each task.")
+        if name == "tracking":
+            rows = study.get("distance")
+            triangle = isinstance(rows, list) and len(rows) == tasks
+            if not triangle or not all(_are_numbers(row, t) for t, row in enumerate(rows or [], 1)):
+                raise DataError(f"'{path}': 'distance' of 'tracking' must have {tasks} rows, row t with t numbers.")
+        if name == "gallery" and not _is_gallery(study.get("tasks")):
+            raise DataError(
+                f"'{path}': 'tasks' of 'gallery' must be a list of objects with 'task' and 'anchors'; an anchor has a "
+                "'label', an 'image' (a PNG in base64) or a 'text', and 'neighbours', which have a 'distance' and "
+                "whether they are of the 'same' class besides."
+            )
     return studies
 
 
-def _series(name: str, values: list[Any], tasks: int, path: Path) -> list[Any]:
-    """Numbers by task, or under "distance" the lower triangle of them."""
-    if name != "distance":
-        return [_finite(value) for value in values]
-    if len(values) != tasks or any(not isinstance(row, list) or len(row) != t for t, row in enumerate(values, 1)):
-        raise DataError(f"'{path}': 'distance' must have {tasks} rows, row t with t numbers.")
-    return [[_finite(value) for value in row] for row in values]
+def _are_numbers(values: Any, count: int) -> bool:
+    """Whether these are so many finite numbers; null stands for one that there is not."""
+    return (
+        isinstance(values, list)
+        and len(values) == count
+        and all(value is None or _finite(value) is not None for value in values)
+    )
+
+
+def _is_gallery(tasks: Any) -> bool:
+    return isinstance(tasks, list) and all(
+        isinstance(task, dict)
+        and "task" in task
+        and isinstance(task.get("anchors"), list)
+        and all(_is_anchor(anchor) for anchor in task["anchors"])
+        for task in tasks
+    )
 
 
 def _is_anchor(found: Any) -> bool:
@@ -436,8 +445,10 @@ def _is_anchor(found: Any) -> bool:
 def _is_example(found: Any) -> bool:
     if not isinstance(found, dict) or "label" not in found:
         return False
-    picture, text = found.get("picture"), found.get("text")
-    return isinstance(text, str) if picture is None else isinstance(picture, str) and bool(PICTURE.fullmatch(picture))
+    image = found.get("image")
+    if image is None:
+        return isinstance(found.get("text"), str) and (found.get("word") is None or _are_numbers(found["word"], 2))
+    return isinstance(image, str) and bool(BASE64.fullmatch(image))
 
 
 def _epochs(path: Path, tasks: int) -> tuple[Epoch, ...]:
