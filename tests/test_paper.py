@@ -231,7 +231,7 @@ def test_print_config_shows_every_cell(capsys: pytest.CaptureFixture[str]) -> No
     shown = say(capsys, "run", "text", "--print_config")
     assert shown.count("---\n# ") == len(ENTRIES["text"].cells())
     assert "name: topics-desk" in shown
-    assert "lr: 3.0e-05" in shown
+    assert "optimiser: adamw" in shown
 
 
 def test_a_dry_run_prints_the_estimate_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
