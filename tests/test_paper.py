@@ -203,7 +203,7 @@ BY_BLOCK = {cell.key[:2]: cell for cell in ALL_CELLS.values()}
 def test_cells_make_valid_configurations(cell: Cell, scale: catalogue.Scale) -> None:
     config = cell.config(scale, 1)
     assert config.seed == 1
-    assert list(config.studies) == cell.settings(scale).get("studies", [])  # type: ignore[attr-defined]
+    assert list(config.studies) == cell.settings(scale).get("studies", [])
 
 
 @complete
@@ -505,6 +505,9 @@ def test_estimates_grow_with_what_is_done() -> None:
     found = cost.estimate(vit_config("ER"), 20)
     assert found is not None
     assert 10e9 < found.memory < 24e9  # the paper's card holds 24 GB
+    frozen = vit_config("SEQ")
+    frozen.backbone.freeze = 12
+    assert cost.estimate(frozen, 1).passes == pytest.approx(50_000 * 5 + 10_000)  # type: ignore[union-attr]
     assert found.hours(1000) == pytest.approx(found.flop / 1e12 / 3600)
 
 
