@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    names = ["ER", *(n for n in options.method or [m.title for m in METHODS] if n != "ER")]
+    names = ["ER", *(n for n in options.method or [m.title for m in METHODS if "image" in m.modalities] if n != "ER")]
     seconds: dict[str, float] = dict.fromkeys(names, float("inf"))
     for _ in range(options.repeat):
         for name in names:

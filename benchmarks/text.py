@@ -172,8 +172,8 @@ def training(method: str, examples: int, repeat: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=4)
-    parser.add_argument("--examples", type=int, default=128, help="training texts; prediction takes twice as many")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--examples", type=int, default=64, help="training texts; prediction takes twice as many")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     from transformers.utils import logging

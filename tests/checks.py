@@ -23,13 +23,15 @@ from bace.settings import config_from
 from bace.trainer import Trainer
 
 
-def of_epochs(method: str, epochs: int = 2) -> dict[str, Any]:
-    """The method with this many epochs in all stages that have epochs of their own."""
-    own = {name: epochs for name in find_method(method).hyper_parameters() if name.endswith("_epochs")}
-    return {"name": method, **own}
+def of_epochs(method: str | dict[str, Any], epochs: int = 2) -> dict[str, Any]:
+    """The method, by its name or with hyper-parameters, with this many epochs in all stages that have epochs of their
+    own."""
+    chosen = {"name": method} if isinstance(method, str) else method
+    parameters = find_method(chosen["name"]).hyper_parameters()
+    return {**{name: epochs for name in parameters if name.endswith("_epochs")}, **chosen}
 
 
-def straight_run(tiny: Any, method: str, modality: str, folder: Path, **changes: object) -> Result:
+def straight_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path, **changes: object) -> Result:
     return bace.run(tiny.settings(modality, **{"method": of_epochs(method), **changes}), out=folder)
 
 
@@ -84,7 +86,7 @@ def check_seed_matters(tiny: Any, method: str, modality: str, folder: Path) -> N
     assert one.keys() != other.keys() or any(not torch.equal(value, other[name]) for name, value in one.items())
 
 
-def check_resume_equals_the_straight_run(tiny: Any, method: str, modality: str, folder: Path) -> None:
+def check_resume_equals_the_straight_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path) -> None:
     """Cut at every kind of resume point, in an early and in a late place."""
     expected = final_state(folder / "straight")
     for copy in copied_run(tiny, method, modality, folder):
@@ -207,7 +209,7 @@ CHECKS = [
 # -- what the checks are made of
 
 
-def counted_run(tiny: Any, method: str, modality: str, folder: Path) -> None:
+def counted_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path) -> None:
     """The straight run; which of its resume points are worth cutting at is noted beside it."""
     met: dict[str, int] = {}
     steps_of: dict[str, list[int]] = {}  # by stage
@@ -229,7 +231,7 @@ def counted_run(tiny: Any, method: str, modality: str, folder: Path) -> None:
     (folder / "points.json").write_text(json.dumps(points))
 
 
-def copied_run(tiny: Any, method: str, modality: str, folder: Path) -> list[Path]:
+def copied_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path) -> list[Path]:
     """Run again, in `folder / "copied"`, with a checkpoint at each of the chosen resume points and a copy of the run
     folder as it is then: what a run killed there would leave. Gives the copies; once for all checks."""
     points: dict[str, list[int]] = json.loads((folder / "points.json").read_text())

@@ -57,7 +57,7 @@ def test_help_and_version_answer_without_importing_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "run", "compare", "report", "list", "predict"):
+    for command in ("demo", "run", "compare", "report", "list", "check", "predict"):
         assert f"bace {command} " in done.stdout
     assert bace.__version__ in done.stdout.splitlines()
 

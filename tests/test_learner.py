@@ -85,7 +85,7 @@ def test_scores_are_in_the_order_of_the_classes(tiny: Any, taught: dict[str, bac
 # -- the old data are gone
 
 
-@pytest.mark.parametrize("method", [method.title for method in METHODS])
+@pytest.mark.parametrize("method", [method.title for method in METHODS if "image" in method.modalities])
 def test_files_may_be_deleted_after_each_call_and_the_learner_moved_to_another_process(
     tiny: Any, tmp_path: Path, method: str
 ) -> None:
@@ -296,6 +296,15 @@ def test_entities_are_asked_of_a_learner_of_tags_and_of_a_list(taught: dict[str,
         taught["text"].entities(["w1"])
     with pytest.raises(DataError, match="put it in a list"):
         taught["token"].entities("w1")
+    with pytest.raises(DataError, match="example 1: expected a list of words"):
+        taught["token"].entities(["w1", 7])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="learned nothing yet"):
+        bace.Learner("er").entities(["w1"])
+
+
+def test_sentences_may_come_one_by_one(tagger: bace.Learner) -> None:
+    assert tagger.predict(iter([["w1", "w5s"]])) == [["B-person", "I-person"]]
+    assert tagger.predict(iter(["w1 w5s"])) == [[(0, 6, "person", "w1 w5s")]]
 
 
 def test_a_finished_run_loads_and_keeps_the_names_of_its_classes(tiny: Any, tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ class Backbone:
     """The pre-trained encoder.
 
     Args:
-        name: a hub id, a folder in transformers' layout, a timm ViT weights file (.npz, .safetensors), or a name of
-            `bace list backbones`.
+        name: a name of `bace list backbones`, a hub id, a folder in transformers' or timm's layout, or a ViT weights
+            file (.npz, .safetensors, .pth).
         freeze: how many of the lowest blocks are frozen (with the embedding).
         adapter: hidden size of Houlsby adapters; then only adapters, LayerNorms and head are trained. 0: none.
         image_size: side of the pictures that the encoder is given; default: its own.

@@ -115,8 +115,10 @@ class Learner:
     def predict(self, x: Any) -> list[Any]:
         """The class of each example, named as it was given. Of sentences: the tag of each word where they are lists of
         words, the `entities` where they are strings."""
-        if self.modality == "token" and not isinstance(x, str) and any(isinstance(item, str) for item in x):
-            return self.entities(x)
+        if self.modality == "token" and not isinstance(x, str):
+            x = list(x)
+            if any(isinstance(item, str) for item in x):
+                return self.entities(x)
         rows = self.scores(x)
         names = self._names() if self.modality == "token" else self.classes_
         if isinstance(rows, list):
@@ -134,9 +136,11 @@ class Learner:
             raise ConfigError(f"this learner was taught {self.modality} data: entities are found by one taught tags")
         if isinstance(x, str):
             raise DataError("one string is no list of sentences: put it in a list")
-        found = [(item, split_words(item)) if isinstance(item, str) else joined(item) for item in x]
-        tags = self.predict([[text[start:end] for start, end in words] for text, words in found])
-        return [spans(text, words, own) for (text, words), own in zip(found, tags, strict=True)]
+        items = list(x)
+        words = [[s[i:j] for i, j in split_words(s)] if isinstance(s, str) else s for s in items]
+        tags = self.predict(words)  # says what is wrong with a list of words
+        placed = [(s, split_words(s)) if isinstance(s, str) else joined(s) for s in items]
+        return [spans(text, offsets, own) for (text, offsets), own in zip(placed, tags, strict=True)]
 
     def scores(self, x: Any) -> Tensor | list[Tensor]:
         """A score per class, in the order of `classes_`; for sentences one (words, tags) tensor each."""

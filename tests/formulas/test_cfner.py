@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import check_resume_equals_the_straight_run, straight_run
+from checks import check_resume_equals_the_straight_run, counted_run
 from steps import (
     Array,
     array,
@@ -357,10 +357,10 @@ def test_without_distillation_entities_keep_their_neighbours_and_o_words_have_no
     assert all(p.model is method.model for p in passes)  # no teacher
 
 
-def test_with_a_curriculum_resume_is_exact(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_curriculum_resume_is_exact(tiny: Any, tmp_path: Path) -> None:
     method: Any = {"name": "cfner", "curriculum": 2}
-    straight_run(tiny, method, "token", tmp_path / "straight")
-    check_resume_equals_the_straight_run(tiny, method, "token", tmp_path, monkeypatch)
+    counted_run(tiny, method, "token", tmp_path)
+    check_resume_equals_the_straight_run(tiny, method, "token", tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"top_k": 0}, {"curriculum": -1}, {"lambda_kd": -0.5}])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import check_resume_equals_the_straight_run, straight_run
+from checks import check_resume_equals_the_straight_run, counted_run
 from steps import (
     Array,
     array,
@@ -306,11 +306,9 @@ def test_the_memory_after_learned_removal_is_the_one_it_was_fitted_on(tiny: Any)
     assert_equal_bits(weights(fixed.method.model), weights(learned.method.model))
 
 
-def test_a_run_with_learned_removal_resumes_exactly_in_both_stages(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    straight_run(tiny, LEARNED, "image", tmp_path / "straight")
-    check_resume_equals_the_straight_run(tiny, LEARNED, "image", tmp_path, monkeypatch)  # type: ignore[arg-type]
+def test_a_run_with_learned_removal_resumes_exactly_in_both_stages(tiny: Any, tmp_path: Path) -> None:
+    counted_run(tiny, LEARNED, "image", tmp_path)
+    check_resume_equals_the_straight_run(tiny, LEARNED, "image", tmp_path)
 
 
 # -- section 5, and refusals

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import check_resume_equals_the_straight_run, straight_run
+from checks import check_resume_equals_the_straight_run, counted_run
 from steps import (
     Array,
     array,
@@ -238,10 +238,10 @@ def test_with_a_teacher_and_no_matching_it_is_er_bit_for_bit(tiny: Any) -> None:
     assert_equal_bits(weights(one.method.model), weights(other.method.model))
 
 
-def test_with_a_teacher_resume_is_exact(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_teacher_resume_is_exact(tiny: Any, tmp_path: Path) -> None:
     method: Any = {"name": "derpp", "logits": "teacher"}
-    straight_run(tiny, method, "image", tmp_path / "straight")
-    check_resume_equals_the_straight_run(tiny, method, "image", tmp_path, monkeypatch)
+    counted_run(tiny, method, "image", tmp_path)
+    check_resume_equals_the_straight_run(tiny, method, "image", tmp_path)
 
 
 # -- special cases

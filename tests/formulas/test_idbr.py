@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import check_resume_equals_the_straight_run, straight_run
+from checks import check_resume_equals_the_straight_run, counted_run
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import pairwise_distances_argmin_min
@@ -364,10 +364,10 @@ def test_memory_can_be_chosen_at_random(tiny: Any) -> None:
 # -- whole runs
 
 
-def test_with_rounds_of_replay_resume_is_exact(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_rounds_of_replay_resume_is_exact(tiny: Any, tmp_path: Path) -> None:
     method: Any = idbr(every=2, warmup=5)
-    straight_run(tiny, method, "text", tmp_path / "straight")
-    check_resume_equals_the_straight_run(tiny, method, "text", tmp_path, monkeypatch)
+    counted_run(tiny, method, "text", tmp_path)
+    check_resume_equals_the_straight_run(tiny, method, "text", tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"hidden": 0}, {"reg_g": -1.0}, {"every": -1}, {"tsk": -0.5}])

@@ -138,7 +138,7 @@ def read_corpus(corpus: Corpus, modality: Modality, cut: Cut, *, alone: bool = F
     """A public set's training and test examples; a warning if they are not all of them."""
     source = locate(corpus, cut.path, alone=alone)
     here = isinstance(source, Path)
-    held_out = corpus.held_out if here and not has_split(source, "test") else 0.0
+    held_out = corpus.held_out if corpus.held_out and here and not has_split(source, "test") else 0.0
     options: dict[str, Any] = {
         "input_column": cut.input_column or corpus.columns or None,
         "label_column": cut.label_column or corpus.label,

@@ -125,7 +125,8 @@ NOTMNIST = Corpus(
     "https://github.com/facebookresearch/Adversarial-Continual-Learning",
     title="notMNIST",
     counts=Counts(10, 18_265, 459),
-    layout="Train/<letter>/ and Test/<letter>/, or <letter>/ alone (then 459 of 18,724 are held out as the test)",
+    layout="Train/<letter>/ and Test/<letter>/, or <letter>/ alone, without its two broken files "
+    "(then 459 of 18,724 are held out as the test)",
     unpacked="notMNIST",
     held_out=459 / 18_724,
     mirror=False,

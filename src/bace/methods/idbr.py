@@ -16,7 +16,7 @@ from bace.errors import ConfigError
 from bace.method import Card, Loss, Method, Stage
 from bace.models.encoders import TextEncoder
 from bace.models.heads import CosineHead, Head, LinearHead, kmeans
-from bace.models.model import Branch, Model
+from bace.models.model import Branch, Model, parameter_count
 from bace.randomness import generator
 from bace.stream import NO_IDS, Batch, Task
 
@@ -80,7 +80,7 @@ class IDBR(Method):
         mechanism="two-part feature, each part held near what it was; auxiliary tasks; rare replay",
         cost="1F+1B on 2b, every 10th step (t+1) times; 1F on task and memory at the start of a task",
         o_rows="refused: halves of a text and tasks are told from whole texts",
-        reading="half of a text and its swapped copy have the same cut; steps are counted through a task's epochs; "
+        reading="a text and its swapped copy are cut at the same place; steps are counted through a task's epochs; "
         "memory chosen by k-means of class tokens for each class; no choice of the best network on old validation "
         "data; warm-up shortened for short tasks; all new layers at train.head_lr; the run's head on both parts",
     )
@@ -144,7 +144,7 @@ class IDBR(Method):
 
     def note(self, task: Task) -> None:
         """Whole texts, as they are."""
-        if task.index and max(self.reg_g, self.reg_s):
+        if task.index and max(self.reg_g, self.reg_s) * max(self.reg_new, self.reg_replay):
             self.before = self.outputs(self.held(task)).features
 
     def before_epoch(self, stage: Stage) -> None:
@@ -152,6 +152,11 @@ class IDBR(Method):
 
     def shrink(self, task: Task) -> None:
         self.before = self.before[:0]
+
+    def needs(self, task: int) -> tuple[int, int]:
+        kept, trained = super().needs(task)
+        layers = parameter_count(self.model.parts)
+        return kept + layers + 2 * self.hidden * len(self.held(self.stream[task])), trained + layers
 
     # -- steps
 
