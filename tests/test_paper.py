@@ -203,7 +203,7 @@ BY_BLOCK = {cell.key[:2]: cell for cell in ALL_CELLS.values()}
 def test_cells_make_valid_configurations(cell: Cell, scale: catalogue.Scale) -> None:
     config = cell.config(scale, 1)
     assert config.seed == 1
-    assert list(config.studies) == cell.settings(scale).get("studies", [])  # type: ignore[attr-defined]
+    assert list(config.studies) == cell.settings(scale).get("studies", [])
 
 
 @complete
@@ -231,7 +231,7 @@ def test_print_config_shows_every_cell(capsys: pytest.CaptureFixture[str]) -> No
     shown = say(capsys, "run", "text", "--print_config")
     assert shown.count("---\n# ") == len(ENTRIES["text"].cells())
     assert "name: topics-desk" in shown
-    assert "lr: 3.0e-05" in shown
+    assert "optimiser: adamw" in shown
 
 
 def test_a_dry_run_prints_the_estimate_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -299,6 +299,22 @@ def test_a_table_is_run_continued_and_shown(capsys: pytest.CaptureFixture[str], 
     assert r"A\_last" in latex.read_text()
 
 
+@complete
+def test_studies_of_a_run_give_the_numbers_of_figures_and_claims(
+    capsys: pytest.CaptureFixture[str], small: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studies = ("probing", "tracking", "gallery", "bias")
+    block = small.blocks[0].of("BaCE + bias correction", studies=studies, group="studied")
+    entry = catalogue.replace(
+        small, blocks=(block,), columns=tuple(results.NUMBERS), curves=tuple(results.CURVES), baseline=""
+    )
+    monkeypatch.setitem(ENTRIES, "small", catalogue.replace(entry, matrices=tuple(results.MATRICES)))
+    say(capsys, "run", "small", "--scale", "full", "--out", str(tmp_path))
+    values = results.collect(ENTRIES["small"], tmp_path, "full")
+    assert {value.column for value in values if not value.seeds} <= {"FWT", "distance_trend"}
+    assert {value.column for value in values if value.place} == {*results.CURVES, *results.MATRICES}
+
+
 def test_what_cannot_be_run_does_not_stop_the_rest(
     capsys: pytest.CaptureFixture[str], small: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,7 +334,8 @@ def make_run(folder: Path, matrix: list[list[float]], seed: int = 0, **more: Any
     """A finished run with these scores; two classes a task."""
     folder.mkdir(parents=True)
     tasks = [{"name": f"t{t}", "classes": [f"c{2 * t}", f"c{2 * t + 1}"]} for t in range(len(matrix))]
-    about = {"method": "ER", "benchmark": "x", "seed": seed, "config": {"seed": seed}, "tasks": tasks}
+    config = {"seed": seed, **more.pop("config", {})}
+    about = {"method": "ER", "benchmark": "x", "seed": seed, "config": config, "tasks": tasks}
     (folder / "run.json").write_text(json.dumps(about))
     (folder / "log.jsonl").write_text("")
     blank = [[str(t + 1), *map(str, row), *[""] * (len(matrix) - t - 1)] for t, row in enumerate(matrix)]
@@ -330,6 +347,15 @@ def make_run(folder: Path, matrix: list[list[float]], seed: int = 0, **more: Any
     (folder / "metrics.json").write_text(json.dumps(numbers))
     if more:
         (folder / "studies.json").write_text(json.dumps(more))
+
+
+def anchor(*same: bool) -> dict[str, Any]:
+    """An anchor of a gallery with neighbours that are, or are not, of its class."""
+    return {
+        "label": "c0",
+        "text": "a",
+        "neighbours": [{"label": "c", "text": "b", "distance": 0.5, "same": each} for each in same],
+    }
 
 
 @pytest.fixture
@@ -347,10 +373,7 @@ def found(tmp_path: Path) -> results.Finished:
             "all": [0.1, 0.25, 0.3],
         },
         gallery={
-            "tasks": [
-                {"anchors": [{"neighbours": [{"same": True}, {"same": False}]}]},
-                {"anchors": [{"neighbours": [{"same": True}, {"same": True}]}]},
-            ]
+            "tasks": [{"task": "t0", "anchors": [anchor(True, False)]}, {"task": "t1", "anchors": [anchor(True, True)]}]
         },
         bias={"A": [1.0, 0.95, 0.9], "B": [0.0, -0.01, -0.02]},
     )
@@ -418,6 +441,21 @@ def test_slope_is_that_of_least_squares() -> None:
     assert results.slope(values) == pytest.approx(numpy.polyfit(range(5), values, 1)[0])
 
 
+def test_the_page_gets_the_printed_numbers_of_its_rows(tmp_path: Path) -> None:
+    entry = ENTRIES["alpha"]
+    runs = {}
+    for cell in entry.cells()[:3]:
+        runs[cell.folder(tmp_path, "desk", 0)] = cell
+        make_run(cell.folder(tmp_path, "desk", 0), [[50.0]], config={"method": {"label": cell.method}})
+    found = results.for_page(entry, runs)
+    assert found == {
+        ("ER (label=BaCE (alpha=0))", "A_last"): (57.15, None),
+        ("ER (label=BaCE (alpha=0.01))", "A_last"): (57.68, None),
+        ("ER (label=BaCE (alpha=0.1))", "A_last"): (64.13, None),
+    }
+    assert results.for_page(ENTRIES["challenging"], runs) == {}
+
+
 def test_a_table_shows_ours_beside_the_printed_numbers_and_the_average(tmp_path: Path) -> None:
     entry = ENTRIES["deit"]
     for cell in entry.cells():
@@ -467,6 +505,9 @@ def test_estimates_grow_with_what_is_done() -> None:
     found = cost.estimate(vit_config("ER"), 20)
     assert found is not None
     assert 10e9 < found.memory < 24e9  # the paper's card holds 24 GB
+    frozen = vit_config("SEQ")
+    frozen.backbone.freeze = 12
+    assert cost.estimate(frozen, 1).passes == pytest.approx(50_000 * 5 + 10_000)  # type: ignore[union-attr]
     assert found.hours(1000) == pytest.approx(found.flop / 1e12 / 3600)
 
 

@@ -85,25 +85,27 @@ class Cell:
         name, changes = LONG_NAMES.get(self.method) or parse_method(self.method)
         suffix = "-desk" if scale == "desk" else ""
         own = {**block.own.get(name, {}), **changes}
-        memory: dict[str, Any] = {"memory.size": block.desk_buffers.get(self.buffer, self.buffer)}
-        if scale == "full":
-            memory["memory.size"] = self.buffer
-        if self.buffer in ("inf", 0):
-            memory = {"memory.size": 0}
-        elif self.buffer == "all":
-            memory = {"memory.size": 0, "memory.per_class": 1_000_000, "memory.select": "random"}
         given = {
             "benchmark.name": block.benchmark + suffix,
             "benchmark.tasks": self.steps,
             "method.name": name,
             **{f"method.{key}": value for key, value in own.items()},
-            **memory,
+            **self.memory(scale),
             **block.settings,
             **(block.full if scale == "full" else block.desk),
         }
         if studies := studies_of(self):
             given["studies"] = list(studies)
         return given
+
+    def memory(self, scale: Scale) -> dict[str, Any]:
+        if self.buffer == "all":
+            return {"memory.size": 0, "memory.per_class": 1_000_000, "memory.select": "random"}
+        if self.buffer == "inf":  # joint training reads the data themselves
+            return {"memory.size": 0}
+        return {
+            "memory.size": self.block.desk_buffers.get(self.buffer, self.buffer) if scale == "desk" else self.buffer
+        }
 
     def config(self, scale: Scale, seed: int) -> Config:
         """The full configuration of a run; refused if the method, benchmark or a setting is unknown."""

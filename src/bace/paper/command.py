@@ -55,6 +55,7 @@ def missing_names(entry: Entry) -> list[str]:
 def run_entry(words: list[str]) -> None:
     from bace.cli import int_option, split_options
     from bace.comparing import run_or_continue
+    from bace.paper.results import for_page
     from bace.report import load_runs, write_page
 
     options, rest = split_options(words, {**PLACE, "--seeds": 1, "--print_config": 0, "--dry_run": 0})
@@ -79,10 +80,11 @@ def run_entry(words: list[str]) -> None:
             print(f"  not run: {error}", file=sys.stderr, flush=True)
             refused.setdefault(str(error), str(cell))
     show_tables(entry, scale, out)
-    folders = [cell.folder(out, scale, seed) for cell in cells for seed in range(seeds)]
-    if runs := load_runs([folder for folder in folders if (folder / "metrics.json").exists()]):
+    folders = {cell.folder(out, scale, seed): cell for cell in cells for seed in range(seeds)}
+    if made := {folder: cell for folder, cell in folders.items() if (folder / "metrics.json").exists()}:
         title = f"{entry.place}: {entry.title} ({scale} scale)"
-        print(f"page: {write_page(runs, out / scale / f'{entry.id}.html', title)}")
+        page = write_page(load_runs(made), out / scale / f"{entry.id}.html", title, published=for_page(entry, made))
+        print(f"page: {page}")
     if refused:
         reasons = "; ".join(f"{cell}: {reason}" for reason, cell in refused.items())
         raise ConfigError(f"some runs of {entry.id} could not be made. {reasons}")
@@ -151,14 +153,11 @@ def write(path: Path, text: str) -> None:
 
 
 def show_tables(entry: Entry, scale: Scale, out: Path) -> None:
-    from bace.cli import print_rows
-    from bace.paper.results import collect, tables
+    from bace.paper.results import as_text, collect, tables
 
     print(f"{entry.place}, {entry.title}; {scale} scale, runs in {out / scale}\n")
     for title, header, rows in tables(entry, collect(entry, out, scale)):
-        print(title)
-        print_rows(header, rows)
-        print()
+        print(f"{title}\n{as_text(header, rows)}")
 
 
 def print_configs(cells: list[Cell], scale: Scale) -> None:

@@ -80,9 +80,10 @@ def estimate(config: Config, steps: int) -> Cost | None:
         replays = bool(config.memory.size or config.memory.per_class)
         learning = train * epochs * (3 * (1 - later) + passes_of(config, replays) * later)
     seen = (steps + 1) / 2  # tests and studies after each task are over all tasks so far
-    studies = getattr(config, "studies", ())
-    looking = train * seen if {"probing", "tracking"} & set(studies) else 0.0
-    passes = learning + test * seen + looking
+    looking = train * seen if {"probing", "tracking"} & set(config.studies) else 0.0
+    # of the 3 F of a trained example, frozen blocks save both parts of the backward pass, adapters that of the weights
+    saved = 1 / 3 if config.backbone.adapter else 2 / 3 * config.backbone.freeze / depth
+    passes = learning * (1 - saved) + test * seen + looking
     per_pass = tokens * depth * (24 * width**2 + 4 * tokens * width)
     weights = 12 * depth * width**2
     optimiser = 2 if config.train.optimiser == "adamw" else 1

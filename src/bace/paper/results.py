@@ -2,21 +2,19 @@
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from bace.errors import DataError
 from bace.paper.catalogue import Cell, Entry, Printed, Scale, published, published_average
-from bace.report.runs import Metrics, Run, load_runs
+from bace.report.runs import Metrics, Run, groups, load_runs
 
 Matrix = list[list[float]]
+LEFT = ("memory", "method", "task")  # columns of names
 
 
 @dataclass(frozen=True)
@@ -30,20 +28,9 @@ class Finished:
         assert self.run.metrics is not None
         return self.run.metrics
 
-    @cached_property
-    def studies(self) -> dict[str, Any]:
-        path = self.run.folder / "studies.json"
-        if not path.exists():
-            return {}
-        try:
-            found = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise DataError(f"'{path}' cannot be read: {error}. Delete the run folder and run it again.") from error
-        return {name: study for name, study in found.items() if "skipped" not in study}
-
     def study(self, name: str, part: str) -> list[Any]:
-        """A list of a study, with something for each task; empty if the run has no such study."""
-        return list(self.studies.get(name, {}).get(part, ()))
+        """A list of a study, with something for each task; empty if the run has no such study, or it was skipped."""
+        return list(self.run.studies.get(name, {}).get(part, ()))
 
 
 def finished_runs(cell: Cell, out: Path, scale: Scale) -> dict[int, Finished]:
@@ -219,6 +206,18 @@ CURVES: dict[str, Callable[[Finished], list[float]]] = {"A": observed, "observed
 MATRICES: dict[str, Callable[[Finished], Matrix]] = {"distance": distance, "task_confusion": task_confusion}
 
 
+def for_page(entry: Entry, runs: dict[Path, Cell]) -> dict[tuple[str, str], tuple[float, float | None]]:
+    """The printed numbers of an entry by row and column of the report page, whose rows do not tell data sets apart."""
+    if len({cell.block.benchmark for cell in entry.cells()}) > 1:
+        return {}
+    found = {}
+    for group in groups(load_runs(runs)):
+        for column in ("A_last", "FGT", "FWT"):
+            if printed := published(entry.table, runs[group.runs[0].folder], column):
+                found[group.label, column] = (printed.mean, printed.std)
+    return found
+
+
 # -- an entry's table
 
 
@@ -386,6 +385,19 @@ def _matrix_tables(column: str, values: list[Value]) -> list[tuple[str, list[str
     return found
 
 
+def as_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as wide as it must be: no number is ever cut."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    words = {i for i, name in enumerate(header) if name in LEFT}
+    lines = [
+        "  ".join(
+            cell.ljust(n) if i in words else cell.rjust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (header, *rows)
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]]) + "\n"
+
+
 def as_csv(entry: Entry, scale: Scale, values: list[Value]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -405,7 +417,7 @@ def as_latex(found: list[tuple[str, list[str], list[list[str]]]]) -> str:
     """A tabular for each table; needs no package."""
     lines = []
     for title, header, rows in found:
-        columns = "".join("l" if name in ("memory", "method", "task") else "r" for name in header)
+        columns = "".join("l" if name in LEFT else "r" for name in header)
         lines += [f"% {title}", f"\\begin{{tabular}}{{{columns}}}", "\\hline", _latex_row(header), "\\hline"]
         lines += [_latex_row(row) for row in rows]
         lines += ["\\hline", "\\end{tabular}", ""]

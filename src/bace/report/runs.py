@@ -85,8 +85,7 @@ class Run:
     matrix: tuple[tuple[float, ...], ...]  # row t holds a[t][1..t]: the lower triangle
     metrics: Metrics | None
     epochs: tuple[Epoch, ...]
-    # by name, as in studies.json; a study that could not be made is {"skipped": reason}
-    studies: dict[str, Any] = field(default_factory=dict)
+    studies: dict[str, Any]  # by name, as in studies.json; a study that could not be made is {"skipped": reason}
 
 
 @dataclass(frozen=True)
