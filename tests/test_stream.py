@@ -399,7 +399,6 @@ def test_bucketing_saves_padding_and_leaves_no_order_by_length():
     assert padded(plain) > 1.7 * int(lengths.sum())  # the longest of 8 is 8/9 of 100 on average, the mean is a half
     assert padded(bucketed) < 1.05 * int(lengths.sum())
     longest = torch.tensor([float(lengths[batch].max()) for batch in bucketed])
-    time = torch.arange(len(bucketed), dtype=torch.float32)
-    assert abs(float(torch.corrcoef(torch.stack([longest, time]))[0, 1])) < 0.2
+    assert abs(float(torch.corrcoef(torch.stack([longest[1:], longest[:-1]]))[0, 1])) < 0.3  # of one batch and the next
     again = stream.shuffled(examples, 8, torch.Generator().manual_seed(2), bucketing=True)
     assert {tuple(batch.tolist()) for batch in again}.isdisjoint(tuple(batch.tolist()) for batch in bucketed)

@@ -19,6 +19,7 @@ import bace
 from bace import checkpoint
 from bace.config import Config, Head, Measures, MemoryBudget, Training
 from bace.errors import StreamRefused, TrainingError
+from bace.evaluation import predict
 from bace.memory import Memory
 from bace.method import Loss, Method, Now, Stage
 from bace.models.heads import CosineHead
@@ -1117,3 +1118,23 @@ def test_bucketed_training_sees_every_text_pads_less_and_resumes_exactly(tiny):
     assert plain.results.matrix != bucketed.results.matrix or not torch.equal(
         plain.method.model.head.weight, bucketed.method.model.head.weight
     )
+
+
+@pytest.mark.parametrize("modality", ["text", "token"])
+def test_features_and_scores_do_not_depend_on_how_texts_are_put_into_batches(tiny, modality):
+    found = []
+    for size in (128, 4):  # all in one part; parts of similar lengths
+        config = config_from(tiny.settings(modality, method="seq", **{"train.eval_batch_size": size}))
+        method, stream = assemble(config)
+        trainer = Trainer(method, stream, config)
+        trainer.learn(stream[0])
+        trainer.evaluate(stream[0])
+        with stream.licence("test", stream[0].test):
+            out, (rows, predicted) = method.outputs(stream[0].test), predict(method, stream[0].test)
+        assert torch.equal(rows, stream.rows_of(stream[0].test)[0])
+        found.append((out, predicted, trainer.results.matrix))
+    (whole, guess, matrix), (parts, guess_in_parts, matrix_in_parts) = found
+    torch.testing.assert_close(parts.features, whole.features, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(parts.logits, whole.logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(guess, guess_in_parts)
+    assert matrix == matrix_in_parts

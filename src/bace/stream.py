@@ -213,9 +213,10 @@ class Stream(Sequence[Task]):
     def bucketed(self, examples: Tensor, size: int) -> tuple[Sequence[Tensor], Callable[[Tensor], Tensor]]:
         """These examples in parts of `size`, the longest first; and what brings a result with an entry for each row of
         the parts, one part after the other, into the order of the examples. Pictures stay in their order."""
-        if self.data.lengths is None or len(examples) <= size:
+        lengths = self.data.lengths
+        if lengths is None or len(examples) <= size:
             return examples.split(size), lambda values: values
-        order = torch.argsort(self.data.lengths[examples], descending=True, stable=True)
+        order = torch.argsort(lengths[examples], descending=True, stable=True)
         _, owner = self.rows_of(examples[order])
         back = torch.argsort(order[owner], stable=True)
         return examples[order].split(size), lambda values: values[back]
@@ -225,13 +226,14 @@ class Stream(Sequence[Task]):
         are sorted inside windows of BUCKET batches, and the batches are shuffled again. The batch that is not full, if
         there is one, is a random one, so that no length is always in it."""
         order = examples[torch.randperm(len(examples), generator=rng)]
-        if not bucketing or self.data.lengths is None:
+        lengths = self.data.lengths if bucketing else None
+        if lengths is None:
             return list(order.split(size))
         rest = len(order) % size
         batches = [order[:rest]] if rest else []
         for start in range(rest, len(order), BUCKET * size):
             window = order[start : start + BUCKET * size]
-            batches += window[torch.argsort(self.data.lengths[window], stable=True)].split(size)
+            batches += window[torch.argsort(lengths[window], stable=True)].split(size)
         return [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
 
     # -- what may be read
