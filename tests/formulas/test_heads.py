@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bace.models.heads import CosineHead, Head, LinearHead, imprint
+from bace.models.heads import CosineHead, Head, LinearHead, ProxyHead, imprint
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -139,3 +139,16 @@ def test_a_head_grows_where_it_lives() -> None:
         head.to("meta")
         head.grow(2, torch.Generator())
         assert {p.device.type for p in head.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("empty", [LinearHead(6), CosineHead(6), ProxyHead(6, 3)], ids=lambda head: type(head).__name__)
+def test_a_merged_head_is_a_copy_in_one_block(empty: Head) -> None:
+    assert empty.merged().classes == 0
+    head = grown(empty, 2, 1, 4)
+    features = torch.randn(5, 6, generator=generator(9))
+    merged = head.merged()
+    torch.testing.assert_close(merged(features), head(features))
+    assert (len(merged.blocks), merged.classes, len(head.blocks)) == (1, 7, 3)
+    with torch.no_grad():
+        merged.blocks[0].zero_()
+    assert head.weight.any()
