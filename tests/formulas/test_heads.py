@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bace.models.heads import AugmentedHead, CosineHead, Head, LinearHead, WideningHead, align, imprint
+from bace.models.heads import AugmentedHead, CosineHead, Head, LinearHead, ProxyHead, WideningHead, align, imprint
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -232,3 +232,16 @@ def test_alignment_scales_the_newest_rows_by_hand() -> None:
     align(head)
     torch.testing.assert_close(head.blocks[1].data, torch.tensor([[1.0, 0.0], [0.0, -2.0]]))
     torch.testing.assert_close(head.blocks[0].data, torch.tensor([[1.5, 2.0], [0.0, 0.5]]))
+
+
+@pytest.mark.parametrize("empty", [LinearHead(6), CosineHead(6), ProxyHead(6, 3)], ids=lambda head: type(head).__name__)
+def test_a_merged_head_is_a_copy_in_one_block(empty: Head) -> None:
+    assert empty.merged().classes == 0
+    head = grown(empty, 2, 1, 4)
+    features = torch.randn(5, 6, generator=generator(9))
+    merged = head.merged()
+    torch.testing.assert_close(merged(features), head(features))
+    assert (len(merged.blocks), merged.classes, len(head.blocks)) == (1, 7, 3)
+    with torch.no_grad():
+        merged.blocks[0].zero_()
+    assert head.weight.any()

@@ -1,5 +1,5 @@
-"""MBPA: memory-based parameter adaptation. Sprechmann et al., "Memory-based Parameter Adaptation", ICLR 2018; in the
-form that De Masson d'Autume et al. gave it for texts, "Episodic Memory in Lifelong Language Learning", NeurIPS 2019."""
+"""MBPA: memory-based parameter adaptation. Sprechmann et al., "Memory-based Parameter Adaptation", ICLR 2018; as De
+Masson d'Autume et al. apply it to texts ("Episodic Memory in Lifelong Language Learning", NeurIPS 2019)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bace.errors import ConfigError
 from bace.memory import ElasticBuffers
-from bace.method import Card, Method
+from bace.method import Card, Method, Stage
+from bace.models.heads import Head
 from bace.models.model import Model, Output, frozen_copy
 from bace.neighbours import nearest
 from bace.randomness import generator
@@ -20,7 +21,7 @@ from bace.stream import NO_IDS, Batch, Task
 
 Weights = dict[str, Tensor]  # by parameter name
 
-AT_ONCE = 4_000_000  # numbers in the copies of a head that are adapted side by side
+AT_ONCE = 4_000_000  # numbers in the heads that are adapted side by side, and in the features they are adapted to
 
 
 class MBPA(Method):
@@ -32,7 +33,9 @@ class MBPA(Method):
         steps: of the local adaptation; 0 leaves SEQ.
         adapt: what is adapted: the `head`, on features of the memory that are kept from the end of the task, all
             examples of a batch side by side; or `all` of the network, one example after the other (the original).
-        lr_local: learning rate of the local adaptation, by Adam, which starts anew for every example.
+        lr_local: learning rate of the local adaptation, by Adam, which starts anew for every example; default: 0.001
+            for all of the network (the original's), 0.01 for the head, which cannot get away from a trained
+            classifier in 30 smaller steps.
         lambda_local: weight of the squared distance to the trained weights.
         sample: with `adapt=all`, how many test examples of each task are evaluated (metrics.json says so); 0: all.
     """
@@ -46,8 +49,9 @@ class MBPA(Method):
         cost="1F+1B on b; prediction of an example 30 (1F+1B) of the head (`adapt=all`: of the network) on 32",
         o_rows="class 0 under cross-entropy; a sentence's neighbours are sentences, with all their words",
         reading="the text version: keys of a frozen pre-trained encoder's first token, Euclidean distance, uniform "
-        "weights, Adam without weight decay, soft-max over all seen classes; the head alone by default; herded memory "
-        "within the budget; neighbours are seen in their clean view; the scorer `base` does not adapt",
+        "weights, Adam without weight decay, soft-max over all seen classes; the head alone by default, with "
+        "a larger learning rate; herded memory within the budget; neighbours are seen in their clean view; the scorer "
+        "`base` does not adapt",
     )
 
     # of the memory at the end of a task, so that nothing else is needed to predict
@@ -61,11 +65,13 @@ class MBPA(Method):
         K: int = 32,
         steps: int = 30,
         adapt: Literal["head", "all"] = "head",
-        lr_local: float = 1e-3,
+        lr_local: float | None = None,
         lambda_local: float = 1e-3,
         sample: int = 100,
     ) -> None:
         super().__init__()
+        if lr_local is None:
+            lr_local = 1e-2 if adapt == "head" else 1e-3
         if K < 1 or min(steps, sample, lambda_local) < 0 or lr_local <= 0:
             raise ConfigError(
                 f"{self.title}: K ({K}) must be at least 1, steps ({steps}), sample ({sample}) and lambda_local "
@@ -87,6 +93,9 @@ class MBPA(Method):
             for name, none in self.stream.data.inputs(NO_IDS, None, self.stream.device).items():
                 self.inputs.register_buffer(name, none)
         return super().build(model)
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [self.stage(task, batch_size=self.batch_size)]  # whole batches of new data
 
     # -- what is kept of the memory
 
@@ -133,32 +142,27 @@ class MBPA(Method):
 
     def by_heads(self, batch: Batch, sets: Tensor, asked: Sequence[Tensor]) -> Tensor:  # (rows, seen)
         """Every neighbourhood has a head of its own; many of them are adapted side by side."""
-        features = self.peek([batch]).features
-        scores = features.new_zeros(len(batch), self.model.head.classes)
-        at_once = max(AT_ONCE // sum(p.numel() for p in trainable(self.model.head).values()), 1)
+        features, head = self.peek([batch]).features, self.model.head.merged()
+        scores = features.new_zeros(len(batch), head.classes)
+        numbers = sum(p.numel() for p in head.parameters()) + self.features.numel() * sets.shape[1] // len(self.memory)
+        at_once = max(AT_ONCE // numbers, 1)
         for some in torch.arange(len(sets)).split(at_once):
             rows = padded([asked[i] for i in some.tolist()])
-            logits = self.logits_by_heads(self.adapted_heads(sets[some]), features[rows])
+            logits = logits_by_heads(head, self.adapted_heads(head, sets[some]), features[rows])
             scores[rows[rows >= 0]] = logits[rows >= 0]
         return scores
 
-    def adapted_heads(self, sets: Tensor) -> Weights:  # (sets, K) slots -> (sets, ...) of each parameter
+    def adapted_heads(self, head: Head, sets: Tensor) -> Weights:  # (sets, K) slots -> (sets, ...) of each parameter
         rows = padded([self.rows_in(slots) for slots in sets])  # (sets, rows of a neighbourhood)
         features, targets, here = self.features[rows], self.targets[rows], rows >= 0
         share = (here / here.sum(1, keepdim=True)).to(features)  # 1/K; 0 where there is no row
 
         def loss(weights: Weights) -> Tensor:
             """sum_k (1/K) CE(z_W(x_k), y_k), of all heads: none has a part in another's terms."""
-            logits = self.logits_by_heads(weights, features)
+            logits = logits_by_heads(head, weights, features)
             return (share * F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")).sum()
 
-        base = trainable(self.model.head)
-        return self.adapted({name: p.expand(len(sets), *p.shape) for name, p in base.items()}, loss)
-
-    def logits_by_heads(self, weights: Weights, features: Tensor) -> Tensor:  # (sets, rows, width)
-        head = self.model.head
-        logits: Tensor = torch.vmap(lambda own, rows: functional_call(head, own, (rows,)))(weights, features)
-        return logits  # (sets, rows, seen)
+        return self.adapted({name: p.expand(len(sets), *p.shape) for name, p in trainable(head).items()}, loss)
 
     def by_networks(self, batch: Batch, sets: Tensor, asked: Sequence[Tensor]) -> Tensor:  # (rows, seen)
         """The original: all that is trained is adapted too, to one neighbourhood after the other."""
@@ -193,7 +197,7 @@ class MBPA(Method):
                 gradients = torch.autograd.grad(loss(weights), list(weights.values()))
             with torch.no_grad():
                 for (name, w), gradient in zip(weights.items(), gradients, strict=True):
-                    w.grad = gradient + 2 * self.lambda_local * (w - base[name])
+                    w.grad = gradient.add(w - base[name], alpha=2 * self.lambda_local)
             optimiser.step()
         return {name: value.detach() for name, value in weights.items()}
 
@@ -218,6 +222,15 @@ class MBPA(Method):
 
 def trainable(module: nn.Module) -> Weights:
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def logits_by_heads(
+    head: Head,
+    weights: Weights,  # (heads, ...) of each parameter
+    features: Tensor,  # (heads, rows, width)
+) -> Tensor:  # (heads, rows, classes)
+    logits: Tensor = torch.vmap(lambda own, rows: functional_call(head, own, (rows,)))(weights, features)
+    return logits
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:  # (any,) each -> (len(rows), longest)

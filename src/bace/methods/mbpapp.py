@@ -16,7 +16,8 @@ class MBPApp(MBPA, SparseER):
         steps: of the local adaptation; 0 leaves Sparse-ER.
         adapt: what is adapted: the `head`, on features of the memory that are kept from the end of the task, all
             examples of a batch side by side; or `all` of the network, one example after the other (the original).
-        lr_local: learning rate of the local adaptation, by Adam, which starts anew for every example.
+        lr_local: learning rate of the local adaptation, by Adam, which starts anew for every example; default: 0.001
+            for all of the network (the original's), 0.01 for the head.
         lambda_local: weight of the squared distance to the trained weights.
         sample: with `adapt=all`, how many test examples of each task are evaluated (metrics.json says so); 0: all.
     """
@@ -37,7 +38,7 @@ class MBPApp(MBPA, SparseER):
         K: int = 32,
         steps: int = 30,
         adapt: Literal["head", "all"] = "head",
-        lr_local: float = 1e-3,
+        lr_local: float | None = None,
         lambda_local: float = 1e-3,
         sample: int = 100,
     ) -> None:

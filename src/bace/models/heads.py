@@ -1,5 +1,6 @@
 """Classifiers that grow: a block of rows per task, so that old rows stay the parameters they were."""
 
+import copy
 import math
 
 import torch
@@ -45,6 +46,14 @@ class Head(nn.Module):
         if not len(self.blocks):
             return F.linear(features, rows)
         return torch.cat([F.linear(features, part) for part in rows.split(self.sizes)], -1)
+
+    def merged(self) -> "Head":
+        """A copy with one block for all tasks: the same logits but for rounding, in one product."""
+        head = copy.deepcopy(self)
+        for name, parts in self.named_children():
+            if isinstance(parts, nn.ParameterList) and len(parts):
+                setattr(head, name, nn.ParameterList([nn.Parameter(torch.cat([p.detach() for p in parts]))]))
+        return head
 
     @property
     def sizes(self) -> list[int]:
