@@ -41,7 +41,7 @@ def final_state(folder: Path) -> tuple[dict[str, Tensor], Any]:
     assert found is not None
     tensors, _ = found
     metrics = json.loads((folder / "metrics.json").read_text())
-    del metrics["seconds"]
+    del metrics["seconds"], metrics["passes"], metrics["peak_memory_mb"]
     files = {name: (folder / name).read_text() for name in ("matrix.csv", "log.jsonl")}
     return tensors, (metrics, files)
 

@@ -67,7 +67,7 @@ def kill_after(child: subprocess.Popen[bytes], folder: Path, checkpoints: int, d
 
 def files(folder: Path) -> dict[str, Any]:
     metrics = json.loads((folder / "metrics.json").read_text())
-    del metrics["seconds"]
+    del metrics["seconds"], metrics["passes"], metrics["peak_memory_mb"]
     return {"metrics.json": metrics} | {name: (folder / name).read_bytes() for name in ("matrix.csv", "log.jsonl")}
 
 

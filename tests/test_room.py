@@ -130,3 +130,26 @@ def test_growth_is_measured_after_every_task(tiny: Any) -> None:
 @pytest.mark.parametrize(("size", "words"), [(999, "1.0 kB"), (1_500_000, "1.5 MB"), (3_440_000_000, "3.4 GB")])
 def test_sizes_in_words(size: int, words: str) -> None:
     assert room.in_words(size) == words
+
+
+def test_the_peak_is_that_of_the_run_and_not_of_what_ran_before() -> None:
+    cpu = torch.device("cpu")
+    large = torch.ones(60_000_000)  # 240 MB, touched
+    with_it = room.peak_bytes(cpu)
+    if with_it is None:
+        pytest.skip("this system does not tell")
+    del large
+    room.forget_peak(cpu)
+    after = room.peak_bytes(cpu)
+    assert after is not None
+    assert after < with_it - 200_000_000
+
+
+def test_passes_are_counted_forward_as_one_and_there_and_back_as_three(tiny: Any) -> None:
+    settings = tiny.settings("image", method="seq", **{"measure.fwt": False, "train.epochs": 2})
+    _, stream = assemble(config_from(settings))
+    trained = sum(len(task.train) for task in stream)
+    asked = sum(len(seen.test) for task in stream for seen in stream[: task.index + 1])
+    assert bace.run(settings).metrics["passes"] == 3 * 2 * trained + asked
+    frozen = bace.run(settings | {"backbone.freeze": 1}).metrics["passes"]  # one of two blocks: no way back through it
+    assert frozen == 2 * 2 * trained + asked

@@ -158,7 +158,7 @@ def run_saving(make: Callable[..., Trainer], start: Cut | None = None) -> tuple[
 
 def ending(trainer: Trainer) -> tuple[dict[str, Tensor], Any]:
     results = dataclasses.asdict(trainer.results)
-    del results["seconds"]
+    del results["seconds"], results["passes"]
     return {k: v.clone() for k, v in trainer.method.state_dict().items()}, results
 
 

@@ -1,5 +1,6 @@
 """How much memory a method takes: told before a run, so that one that cannot fit does not start, and measured in it."""
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -37,6 +38,23 @@ def bytes_free(device: torch.device) -> int | None:
         elif words and words[0].isdigit():
             limits.append(int(words[0]))
     return min(limits, default=None)
+
+
+def forget_peak(device: torch.device) -> None:
+    """Measure `peak_bytes` from here on."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """The most that was in use: on a GPU by tensors, else by the process; None where nobody can tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    status = Path("/proc/self/status")
+    words = status.read_text().split() if status.exists() else []
+    return 1024 * int(words[words.index("VmHWM:") + 1]) if "VmHWM:" in words else None
 
 
 def check_room(method: Method, tasks: Iterable[int]) -> str:

@@ -31,7 +31,7 @@ from bace.models.encoders import Encoder, freeze_prefix, load_encoder
 from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
-from bace.room import bytes_needed, check_room
+from bace.room import bytes_needed, check_room, forget_peak, peak_bytes
 from bace.settings import config_from
 from bace.stream import Stream
 from bace.trainer import Results, Trainer
@@ -173,6 +173,7 @@ def prepare_torch(config: Config) -> None:
 def _trainer(config: Config, tell: Callable[[str], None], **callbacks: Any) -> Trainer:
     method, stream = assemble(config)
     tell(check_room(method, range(len(stream))))
+    forget_peak(stream.device)
     return Trainer(method, stream, config, **{k: v for k, v in callbacks.items() if v is not None})
 
 
@@ -250,6 +251,9 @@ def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
     if config.measure.fgt_max == "all":
         numbers["FGT"] = numbers["FGT_all"]
     numbers["seconds"] = round(results.seconds, 3)
+    numbers["passes"] = round(results.passes)
+    peak = peak_bytes(stream.device)
+    numbers["peak_memory_mb"] = peak and round(peak / 1e6)  # of this process: since the start, or the last resume
     numbers["kept"] = [detail["kept"] for detail in results.details]  # bytes, after each task
     numbers["licences"] = stream.licences  # what was read beside the task's own examples and the memory
     numbers["score"] = "accuracy" if stream.background is None else "macro F1"

@@ -19,6 +19,7 @@ from bace.config import Config
 from bace.errors import CheckpointError, TrainingError
 from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
+from bace.models.encoders import Encoder
 from bace.randomness import derive, seed_dropout
 from bace.room import bytes_kept
 from bace.stream import Stream, Task
@@ -51,6 +52,7 @@ class Results:
     details: list[dict[str, Any]] = field(default_factory=list)  # per task: everything else
     studies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by study: a record of each task
     seconds: float = 0.0
+    passes: float = 0.0  # of examples through an encoder, forward; there and back counts three
 
 
 class Trainer:
@@ -81,7 +83,7 @@ class Trainer:
         self.optimiser: torch.optim.Optimizer | None = None
         self.saved_optimiser: dict[str, Tensor] = {}  # by parameter and slot, from the checkpoint
         self.steps_since_save = 0
-        self.clock = time.monotonic()
+        self.clock = spent()
 
     # -- the story
 
@@ -223,13 +225,13 @@ class Trainer:
                 self.at.noted[name] = found
 
     def observe(self, task: Task, scores: list[float]) -> None:
-        """Let the studies look at what the task has left. Their time is not counted as the method's."""
-        begun = time.monotonic()
+        """Let the studies look at what the task has left. What they spend is not counted as the method's."""
+        self.tick()
         seen = Seen(self.method, task, scores, self.config.measure.map_foreign_types_to_O, self.at.noted)
         for name, study in self.studies.items():
             self.show((task.index + 1) / len(self.stream), f"task {task.index + 1}/{len(self.stream)} {name}")
             self.results.studies.setdefault(name, []).append(study.observe(seen))
-        self.clock += time.monotonic() - begun
+        self.clock = spent()
 
     def findings(self) -> dict[str, Any]:
         """What the studies have found in the whole run: studies.json."""
@@ -371,8 +373,10 @@ class Trainer:
             self.steps_since_save = 0
 
     def tick(self) -> None:
-        passed = time.monotonic()
-        self.results.seconds, self.clock = self.results.seconds + passed - self.clock, passed
+        """Add what was spent since the last time."""
+        before, self.clock = self.clock, spent()
+        self.results.seconds += self.clock[0] - before[0]
+        self.results.passes += self.clock[1] - before[1]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the rest of the run depends on."""
@@ -417,8 +421,13 @@ class Trainer:
             ) from error
         slots = {name: t for name, t in tensors.items() if name.startswith("optimiser.")}
         self.saved_optimiser = {name.removeprefix("optimiser."): t for name, t in slots.items()}
-        self.clock = time.monotonic()
+        self.clock = spent()
 
     def saved_optimiser_slots(self, parameter: str) -> dict[str, Tensor]:
         prefix = f"{parameter}|"
         return {n.removeprefix(prefix): t for n, t in self.saved_optimiser.items() if n.startswith(prefix)}
+
+
+def spent() -> tuple[float, float]:
+    """Seconds on the clock, and passes of examples through encoders, up to now."""
+    return time.monotonic(), Encoder.passes

@@ -34,6 +34,8 @@ class Encoder(nn.Module):
     """
 
     modality: ClassVar[Modality]
+    # examples that have gone forward through any encoder of this process; one that goes back as well counts three times
+    passes: ClassVar[float] = 0.0
     movable: ClassVar[str]  # the input that a gradient can move
     # Where things are in the transformers model: its class, whether that takes `add_pooling_layer`, and module paths.
     transformers_class: ClassVar[str]
@@ -74,7 +76,9 @@ class Encoder(nn.Module):
         mask: Tensor | None,
     ) -> Tensor:  # (examples, tokens, width)
         module = self.blocks[block] if isinstance(block, int) else block
-        return cast(Tensor, module(hidden, mask))
+        out = cast(Tensor, module(hidden, mask))
+        Encoder.passes += len(hidden) * (3 if out.requires_grad else 1) / len(self.blocks)
+        return out
 
     def finish(
         self,

@@ -30,7 +30,7 @@ COLUMNS = (
 # What a run costs: the name in `Metrics`, for the reader, the unit, and what it is.
 COSTS = (
     ("seconds", "Time", "seconds", "wall-clock, of a whole run"),
-    ("passes", "Passes", "passes", "examples sent through a network"),
+    ("passes", "Passes", "passes", "of examples through the encoder, forward; forward and backward counts three"),
     ("peak_memory_mb", "Peak memory", "MB", "most that was in use"),
     ("kept_mb", "Kept memory", "MB", "networks, statistics and slots held after a task"),
 )

@@ -49,7 +49,7 @@ class Metrics:
     FGT: float | None
     FWT: float | None
     seconds: float | None
-    passes: float | None  # examples that went through a network, forward
+    passes: float | None  # of examples through an encoder, forward; there and back counts three
     peak_memory_mb: float | None
     kept_mb: float | None  # most that the method held after a task
     score: str  # what the percentages are of: "accuracy", "macro F1"; "" where the run does not say
