@@ -20,6 +20,7 @@ from bace import checkpoint
 from bace.cli import main
 from bace.config import StudyName
 from bace.errors import ConfigError, StreamRefused
+from bace.methods import METHODS
 from bace.models.heads import CosineHead, LinearHead
 from bace.randomness import generator
 from bace.runner import Result, assemble
@@ -411,6 +412,16 @@ def test_a_study_that_does_not_apply_says_why(tiny, method, refused):
     assert {name for name, of in found.items() if "skipped" in of} == refused
     for name in refused:
         assert method in found[name]["skipped"]
+
+
+@pytest.mark.parametrize("method", [method.title for method in METHODS if "image" in method.modalities])
+def test_every_method_can_be_studied_or_it_is_said_why_not(tiny, method):
+    found = study(tiny, method, **{"benchmark.tasks": [2, 1], "train.epochs": 1, "measure.fwt": False}).studies
+    for name, of in found.items():
+        if "skipped" in of:
+            assert method in of["skipped"], name
+    for name, key in (("probing", "cosine"), ("tracking", "new"), ("gallery", "tasks"), ("bias", "A")):
+        assert "skipped" in found[name] or len(found[name][key]) == 2
 
 
 def test_skipping_is_said_once_for_the_whole_run():

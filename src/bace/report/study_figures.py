@@ -8,7 +8,19 @@ from html import escape
 from statistics import fmean
 from typing import Any, Literal
 
-from bace.report.figures import _LEGEND, DASHES, SYMBOLS, Figure, _bar, _error_bars, _line, _task_axis, colour, text
+from bace.report.figures import (
+    _LEGEND,
+    DASHES,
+    PALETTE,
+    SYMBOLS,
+    Figure,
+    _bar,
+    _error_bars,
+    _line,
+    _task_axis,
+    colour,
+    text,
+)
 from bace.report.runs import Group, Run, Stat, flatten, show, stat
 
 Span = Literal["last", "average"]  # after the last task, or the mean over the tasks from the second on
@@ -16,8 +28,12 @@ Span = Literal["last", "average"]  # after the last task, or the mean over the t
 SAME, DIFFERENT = "#009E73", "#D55E00"  # green and red that the colour-blind can tell apart, on white and on black
 VARIANTS = ("full", "same", "different", "uniform", "random", "reverse")  # of Effect_new
 NEIGHBOURLESS = {"K": "0", "effect_new": "none"}  # what W0 = 1 amounts to: a sample without neighbours
-MEASURES = {"A_last": "A_last (%)", "A_avg": "A_avg (%)", "FGT": "FGT (points)", "FWT": "FWT (points)"} | {
-    "seconds": "seconds"
+MEASURES = {  # what a sweep may show: metrics of a run, and what its axis says
+    "A_last": "A_last (%)",
+    "A_avg": "A_avg (%)",
+    "FGT": "FGT (points)",
+    "FWT": "FWT (points)",
+    "seconds": "seconds",
 }
 
 
@@ -370,7 +386,9 @@ def _number(value: str) -> float:
 def _curve(
     name: str, number: int, x: Sequence[object], points: Sequence[Stat | None], decimals: int = 1
 ) -> dict[str, Any]:
-    turn = number // 7  # with more lines than colours, each further round of colours has its own line and marker
+    turn = number // len(
+        PALETTE
+    )  # with more lines than colours, each further round of colours has its own line and marker
     trace = {
         "type": "scatter",
         "mode": "lines+markers",
