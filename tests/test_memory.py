@@ -356,6 +356,18 @@ def test_balancing_with_a_number_per_class_takes_that_many_of_each_and_lets_none
 # -- notes
 
 
+def test_a_note_not_given_with_its_slot_is_nan_until_it_is():
+    memory = Memory(size=3)
+    memory.note("keys", torch.zeros(0, 2))
+    memory.fill({0: ids(4, 5), 1: ids(6)}, 0, 2, generator("x"))
+    assert memory.get_buffer("keys").isnan().all()
+    memory.get_buffer("keys")[:] = torch.tensor([[4.0, 0], [5, 0], [6, 0]])
+    memory.fill({2: ids(7, 8)}, 1, 1, generator("x"))
+    assert memory.examples.tolist() == [4, 6, 7]
+    expected = torch.tensor([[4.0, 0], [6, 0], [math.nan, math.nan]])
+    torch.testing.assert_close(memory.get_buffer("keys"), expected, equal_nan=True)
+
+
 def test_notes_of_growing_width_are_padded_with_nan_and_follow_their_slots():
     memory = Memory(size=10)
     memory.add(ids(1, 2), 0, ids(0, 0), logits=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), weight=torch.tensor([0.1, 0.2]))

@@ -324,6 +324,7 @@ def test_cat_of_pictures_stacks_them():
     assert both.at is None
 
 
+<<<<<<< HEAD
 # -- batches of similar lengths
 
 
@@ -402,3 +403,27 @@ def test_bucketing_saves_padding_and_leaves_no_order_by_length():
     assert abs(float(torch.corrcoef(torch.stack([longest[1:], longest[:-1]]))[0, 1])) < 0.3  # of one batch and the next
     again = stream.shuffled(examples, 8, torch.Generator().manual_seed(2), bucketing=True)
     assert {tuple(batch.tolist()) for batch in again}.isdisjoint(tuple(batch.tolist()) for batch in bucketed)
+=======
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_rows_picked_from_a_batch_are_those_the_stream_would_serve(data):
+    stream = data.draw(st.sampled_from([texts, sentences]))()
+    stream.begin(stream[0], NO_IDS)
+    batch = stream.batch(ids(0, 1, 2, 3, 5))
+    rows = torch.tensor(data.draw(st.lists(st.integers(0, len(batch) - 1), min_size=1, max_size=6)))
+    picked, served = batch.pick(rows), stream.rows(batch.rows[rows])
+    for name in ("targets", "examples", "rows", "at"):
+        one, other = getattr(picked, name), getattr(served, name)
+        assert (one is None and other is None) or torch.equal(one, other)
+    assert picked.inputs.keys() == served.inputs.keys()
+    assert all(torch.equal(value, served.inputs[key]) for key, value in picked.inputs.items())
+
+
+def test_picked_pictures_come_in_the_order_asked():
+    data = Images(torch.arange(6 * 16, dtype=torch.uint8).view(6, 1, 4, 4), size=4)
+    stream = Stream(data, torch.arange(6), [Task(0, "t", range(6), torch.arange(6), NO_IDS, NO_IDS)], list("abcdef"))
+    stream.begin(stream[0], NO_IDS)
+    picked = stream.batch(ids(5, 4, 3, 2)).pick(ids(3, 0))
+    assert picked.examples.tolist() == picked.targets.tolist() == [2, 5]
+    assert torch.equal(picked.inputs["pixel_values"], stream.batch(ids(2, 5)).inputs["pixel_values"])
+>>>>>>> i5-mbpa
