@@ -324,7 +324,6 @@ def test_cat_of_pictures_stacks_them():
     assert both.at is None
 
 
-<<<<<<< HEAD
 # -- batches of similar lengths
 
 
@@ -403,7 +402,8 @@ def test_bucketing_saves_padding_and_leaves_no_order_by_length():
     assert abs(float(torch.corrcoef(torch.stack([longest[1:], longest[:-1]]))[0, 1])) < 0.3  # of one batch and the next
     again = stream.shuffled(examples, 8, torch.Generator().manual_seed(2), bucketing=True)
     assert {tuple(batch.tolist()) for batch in again}.isdisjoint(tuple(batch.tolist()) for batch in bucketed)
-=======
+
+
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_rows_picked_from_a_batch_are_those_the_stream_would_serve(data):
@@ -426,4 +426,3 @@ def test_picked_pictures_come_in_the_order_asked():
     picked = stream.batch(ids(5, 4, 3, 2)).pick(ids(3, 0))
     assert picked.examples.tolist() == picked.targets.tolist() == [2, 5]
     assert torch.equal(picked.inputs["pixel_values"], stream.batch(ids(2, 5)).inputs["pixel_values"])
->>>>>>> i5-mbpa
