@@ -133,7 +133,7 @@ def forgetting(groups: Sequence[Group], index: dict[str, int]) -> Figure:
         trace = form(group, index) | {"x": list(range(1, len(means) + 1)), "y": means}
         trace["customdata"] = [show(p) for p in points]
         trace["hovertemplate"] = "%{customdata}<extra>" + text(group.label) + "</extra>"
-        trace["error_y"] = _error_bars(points)
+        trace["error_y"] = error_bars(points)
         traces.append(trace)
     layout = {
         "xaxis": {"title": {"text": "task"}, **_task_axis(tasks), "showgrid": False},
@@ -239,7 +239,7 @@ def cost(groups: Sequence[Group], index: dict[str, int], measure: str, unit: str
         taken = stat([None if run.metrics is None else getattr(run.metrics, measure) for run in group.runs])
         if taken is not None:
             trace = _bar(group, index) | {"orientation": "h", "x": [taken.mean], "y": [_wrapped(group.label, 20)]}
-            trace |= {"error_x": _error_bars([taken]), "customdata": [show(taken)], "showlegend": False}
+            trace |= {"error_x": error_bars([taken]), "customdata": [show(taken)], "showlegend": False}
             trace["hovertemplate"] = f"%{{customdata}} {unit}<extra>" + text(group.label) + "</extra>"
             traces.append(trace)
     layout = {
@@ -262,7 +262,7 @@ def against(rows: Sequence[tuple[str, Stat, Stat]], index: dict[str, int], name:
         for kind, point, symbol in (("ours", ours, "circle"), ("published", published, "circle-open")):
             marker = {"color": colour(index[label]), "size": 11, "symbol": symbol}
             marker["line"] = {"width": 2, "color": colour(index[label])}
-            trace = common | {"x": [point.mean], "mode": "markers", "marker": marker, "error_x": _error_bars([point])}
+            trace = common | {"x": [point.mean], "mode": "markers", "marker": marker, "error_x": error_bars([point])}
             trace["hovertemplate"] = f"{kind} {show(point)}<extra>" + text(label) + "</extra>"
             traces.append(trace)
     layout = {
@@ -275,7 +275,7 @@ def against(rows: Sequence[tuple[str, Stat, Stat]], index: dict[str, int], name:
 
 def probing(group: Group) -> Figure | None:
     """Observed accuracy and that of fresh classifiers over the same features, after each task; None without study."""
-    found = _studies(group, "probing")
+    found = studies(group, "probing")
     if not found:
         return None
     traces = []
@@ -287,12 +287,12 @@ def probing(group: Group) -> Figure | None:
         "yaxis": {"title": {"text": "accuracy (%)"}, "range": [0, 103]},
         "hovermode": "x unified",
     }
-    return {"data": traces, "layout": layout | _LEGEND}
+    return {"data": traces, "layout": layout | LEGEND}
 
 
 def distances(group: Group) -> Figure | None:
     """Distance between features and class embeddings over time, a line for each task; None without study."""
-    found = _studies(group, "tracking")
+    found = studies(group, "tracking")
     if not found:
         return None
     tasks = len(group.runs[0].tasks)
@@ -308,7 +308,7 @@ def distances(group: Group) -> Figure | None:
         "yaxis": {"title": {"text": "distance"}, "rangemode": "tozero"},
         "hovermode": "closest",
     }
-    return {"data": traces, "layout": layout | _LEGEND}
+    return {"data": traces, "layout": layout | LEGEND}
 
 
 def new_and_old(group: Group) -> Figure | None:
@@ -333,7 +333,7 @@ def same_scale(made: Sequence[Figure]) -> None:
 def mean_distances(group: Group) -> dict[str, Stat | None]:
     """Distances of new, old and all classes after the last task, and on average over the tasks from the second on, the
     first after which something is old; and old minus new after the last. Empty without study."""
-    found = _studies(group, "tracking")
+    found = studies(group, "tracking")
     row: dict[str, Stat | None] = {}
     if found and len(group.runs[0].tasks) > 1:
         for name in ("new", "old", "all"):
@@ -362,7 +362,7 @@ def _wrapped(label: str, width: int) -> str:
     return "<br>".join(text(line) for line in textwrap.wrap(label, width))
 
 
-def _studies(group: Group, name: str) -> list[dict[str, Any]]:
+def studies(group: Group, name: str) -> list[dict[str, Any]]:
     """This study of every seed; nothing unless all have it."""
     found = [run.studies.get(name) for run in group.runs]
     made = [study for study in found if study is not None and "skipped" not in study]
@@ -371,19 +371,19 @@ def _studies(group: Group, name: str) -> list[dict[str, Any]]:
 
 def _parts(group: Group, name: str, keys: Sequence[str], axis: dict[str, Any]) -> Figure | None:
     """Some parts of a study over the tasks, a line each."""
-    found = _studies(group, name)
+    found = studies(group, name)
     if not found:
         return None
     traces = [_series([study[key] for study in found], key, number) for number, key in enumerate(keys)]
     tasks = _task_axis(len(group.runs[0].tasks), most=10)
     layout = {"xaxis": {"title": {"text": "tasks learned"}, **tasks}, "yaxis": axis, "hovermode": "x unified"}
-    return {"data": traces, "layout": layout | _LEGEND}
+    return {"data": traces, "layout": layout | LEGEND}
 
 
 def _series(seeds: Sequence[Sequence[float | None]], name: str, number: int, first: int = 1) -> dict[str, Any]:
     """A line of means over seeds, from task `first` on, with a bar of one deviation at each point."""
     points = [stat(values) for values in zip(*seeds, strict=True)]
-    bars = _error_bars([point or Stat(0.0, 0.0) for point in points])
+    bars = error_bars([point or Stat(0.0, 0.0) for point in points])
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -416,7 +416,7 @@ def _of_methods(traces: list[dict[str, Any]], layout: dict[str, Any], groups: Se
     """A figure with a line or bars for each method. With many, the legend stands beside it, a line is picked out by
     pointing at it, and the page shows no legend where there is no room beside."""
     if len(groups) <= MOST_BANDS:
-        return {"data": traces, "layout": layout | {"hovermode": "x unified"} | _LEGEND}
+        return {"data": traces, "layout": layout | {"hovermode": "x unified"} | LEGEND}
     for trace in traces:
         if trace["type"] == "scatter":
             trace["line"] |= {"width": 1.6}
@@ -431,7 +431,7 @@ def _of_methods(traces: list[dict[str, Any]], layout: dict[str, Any], groups: Se
     }
 
 
-_LEGEND: dict[str, Any] = {
+LEGEND: dict[str, Any] = {
     "showlegend": True,
     "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.03, "yanchor": "bottom", "maxheight": 0.9},
 }
@@ -466,7 +466,7 @@ def _bar(group: Group, index: dict[str, int]) -> dict[str, Any]:
     return {"type": "bar", "name": _wrapped(group.label, 34), "legendgroup": group.label, "marker": marker}
 
 
-def _error_bars(points: Sequence[Stat | None]) -> dict[str, Any]:
+def error_bars(points: Sequence[Stat | None]) -> dict[str, Any]:
     spread = [point.std or 0.0 for point in points if point is not None]
     visible = any(point is not None and point.std is not None for point in points)
     return {"type": "data", "array": spread, "visible": visible, "thickness": 1.2, "width": 3}

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from bace.errors import ConfigError
-from bace.report import figures
+from bace.report import figures, setting_figures
 from bace.report.figures import Figure
 from bace.report.runs import Group, Row, Run, Stat, flatten, groups, leaf, show, summary
 
@@ -250,6 +250,12 @@ def _benchmark(
 
     if content := each("bias", figures.bias):
         part("Bias correction", "What it learned: the logits of new classes become A times the logit plus B.", content)
+
+    if compared := setting_figures.compared(made):
+        aid = f"Where methods ran with several values of a setting{spread}."
+        drawings = {caption: plot(f"compared-{_slug(caption)}", fig, "landscape") for caption, fig in compared.items()}
+        shown = [f"<figure><figcaption>{escape(c)}</figcaption>{drawing}</figure>" for c, drawing in drawings.items()]
+        part("Settings compared", aid, _grid(shown, large=True))
 
     if (loss := figures.losses(made, index)) is not None:
         aid = "Mean loss of each epoch; methods minimise different sums, so compare shapes rather than heights."

@@ -1,31 +1,18 @@
-"""Figures of studies (docs/studies.md) and of comparisons of settings, as plain plotly.js dictionaries like the others.
+"""Figures of settings compared: sweeps of W0, alpha, K, variants of Effect_new, sizes of the memory.
 
-Each gives None where the runs do not have what it shows: no study, a study that was skipped, nothing that differs.
+Plain plotly.js dictionaries, as in figures.py; None where the runs do not have what is to be shown: no study, a study
+that was skipped, nothing that differs.
 """
 
 from collections.abc import Callable, Sequence
-from html import escape
 from statistics import fmean
 from typing import Any, Literal
 
-from bace.report.figures import (
-    _LEGEND,
-    DASHES,
-    PALETTE,
-    SYMBOLS,
-    Figure,
-    _bar,
-    _error_bars,
-    _line,
-    _task_axis,
-    colour,
-    text,
-)
+from bace.report.figures import DASHES, LEGEND, PALETTE, SYMBOLS, Figure, colour, error_bars, studies, text
 from bace.report.runs import Group, Run, Stat, flatten, show, stat
 
 Span = Literal["last", "average"]  # after the last task, or the mean over the tasks from the second on
 
-SAME, DIFFERENT = "#009E73", "#D55E00"  # green and red that the colour-blind can tell apart, on white and on black
 VARIANTS = ("full", "same", "different", "uniform", "random", "reverse")  # of Effect_new
 NEIGHBOURLESS = {"K": "0", "effect_new": "none"}  # what W0 = 1 amounts to: a sample without neighbours
 MEASURES = {  # what a sweep may show: metrics of a run, and what its axis says
@@ -37,134 +24,19 @@ MEASURES = {  # what a sweep may show: metrics of a run, and what its axis says
 }
 
 
-# -- studies of one method
-
-
-def probing(group: Group, measure: str) -> Figure | None:
-    """Observed score against what fresh classifiers read off the features, after each task (F1)."""
-    found = _studies(group, "probing")
-    if not found:
-        return None
-    names = {"observed": "observed", "cosine": "probing (cosine)", "linear": "probing (linear)"}
-    traces = []
-    for number, (key, name) in enumerate(names.items()):
-        points = [stat(values) for values in zip(*(study[key] for study in found), strict=True)]
-        traces.append(_curve(name, number, list(range(1, len(points) + 1)), points))
-    return _over_tasks(traces, len(found[0]["observed"]), f"average {measure} (%)", "tasks learned")
-
-
-def tracking(group: Group, kind: Literal["distance", "euclidean"] = "distance") -> Figure | None:
-    """Feature-embedding distance of each task's classes as further tasks are learned: a curve a task (F2)."""
-    found = _studies(group, "tracking")
-    if not found:
-        return None
-    tasks = len(found[0][kind])
-    traces = []
-    for task in range(tasks):
-        points = [stat([study[kind][t][task] for study in found]) for t in range(task, tasks)]
-        traces.append(_curve(f"task {task + 1}", task, list(range(task + 1, tasks + 1)), points, decimals=3))
-    title = "1 - cos(class mean, class row)" if kind == "distance" else "distance of unit vectors"
-    return _over_tasks(traces, tasks, title, "tasks learned")
-
-
-def gallery(group: Group, task: int) -> Figure | None:
-    """Anchors of a task (counted from 0; pictures, of the first seed) beside their neighbours; labels are green where
-    the neighbour is of the anchor's class, red elsewhere (F6, F12)."""
-    anchors = _anchors(group, task)
-    if not anchors or "image" not in anchors[0]:
-        return None
-    images, labels, hover = [], [], []
-    for y, anchor in enumerate(anchors):
-        for x, shown in enumerate([anchor, *anchor["neighbours"]]):
-            source = f"data:image/png;base64,{shown['image']}"
-            place = {"x": x, "y": y, "xref": "x", "yref": "y"}
-            size = {"sizex": 0.8, "sizey": 0.74, "xanchor": "center", "yanchor": "middle"}
-            images.append({"source": source, "sizing": "contain", **place, **size})
-            label = {"text": text(_shortened(shown["label"], 12)), "showarrow": False, "yanchor": "top"}
-            ink = {"color": SAME if shown["same"] else DIFFERENT} if x else {}
-            labels.append({**label, **place, "y": y + 0.38, "font": {"size": 11, **ink}})
-            away = f", distance {shown['distance']:.3f}" if x else ""
-            hover.append((x, y, f"{text(shown['label'])}, example {shown['example']}{away}"))
-    columns = 1 + max(len(anchor["neighbours"]) for anchor in anchors)
-    trace = {
-        "type": "scatter",
-        "mode": "markers",
-        "marker": {"opacity": 0, "size": 40},
-        "x": [x for x, _, _ in hover],
-        "y": [y for _, y, _ in hover],
-        "text": [words for _, _, words in hover],
-        "hovertemplate": "%{text}<extra></extra>",
-        "showlegend": False,
-    }
-    layout = {
-        "xaxis": {"visible": False, "range": [-0.5, columns - 0.5], "constrain": "domain", "fixedrange": True},
-        "yaxis": {"visible": False, "range": [len(anchors) - 0.4, -0.5], "scaleanchor": "x", "fixedrange": True},
-        "images": images,
-        "annotations": labels,
-    }
-    return {"data": [trace], "layout": layout}
-
-
-def gallery_texts(group: Group, task: int) -> str:
-    """The same for texts and words, as HTML; "" where there are none."""
-    anchors = _anchors(group, task)
-    if not anchors or "text" not in anchors[0]:
-        return ""
-
-    def line(shown: dict[str, Any]) -> str:
-        words = escape(shown["text"])
-        if "word" in shown:
-            begin, end = shown["word"]
-            before, word, after = shown["text"][:begin], shown["text"][begin:end], shown["text"][end:]
-            words = f"{escape(before)}<b>{escape(word)}</b>{escape(after)}"
-        if "same" not in shown:
-            return f"<b>{escape(shown['label'])}</b> {words}"
-        ink = SAME if shown["same"] else DIFFERENT
-        return f'<b style="color:{ink}">{escape(shown["label"])}</b> <small>{shown["distance"]:.3f}</small> {words}'
-
-    def item(anchor: dict[str, Any]) -> str:
-        beside = "".join(f"<li>{line(near)}</li>" for near in anchor["neighbours"])
-        return f"<li>{line(anchor)}<ol>{beside}</ol></li>"
-
-    return f'<ul class="gallery">{"".join(item(anchor) for anchor in anchors)}</ul>'
-
-
-# -- studies of several methods
-
-
-def distances(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
-    """Feature-embedding distance of new, old and all classes, average and last (F3 c): a bar a method."""
-    spans: tuple[Span, ...] = ("average", "last")
-    names = [(kind, span) for span in spans for kind in ("new", "old", "all")]
-    traces = []
-    for group in groups:
-        found = _studies(group, "tracking")
-        if found:
-            points = [stat([_distance(study, kind, span) for study in found]) for kind, span in names]
-            traces.append(_filled(_bar(group, index), [f"{kind}, {span}" for kind, span in names], points, decimals=3))
-    layout = {
-        "xaxis": {"type": "category", "showgrid": False},
-        "yaxis": {"title": {"text": "feature-embedding distance"}},
-        "hovermode": "x unified",
-        "bargap": 0.25,
-    }
-    return {"data": traces, "layout": layout | _LEGEND} if traces else None
-
-
-def biases(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
-    """The scale A (lines) and the shift B (dotted) that bias corrections have learned for each task's classes."""
-    traces = []
-    for group in groups:
-        found = _studies(group, "bias")
-        for key, changes in (("A", {}), ("B", {"dash": "dot"})) if found else ():
-            points = [stat(values) for values in zip(*(study[key] for study in found), strict=True)]
-            trace = _line(group, index)
-            trace |= {"name": f"{trace['name']} {key}", "legendgroup": f"{group.label} {key}"}
-            trace["line"] = {**trace["line"], **changes}
-            traces.append(_filled(trace, list(range(1, len(points) + 1)), points, decimals=5))
-    if not traces:
-        return None
-    return _over_tasks(traces, max(len(trace["x"]) for trace in traces), "learned value", "task")
+def compared(groups: Sequence[Group]) -> dict[str, Figure]:
+    """Every figure that these runs have, by its caption."""
+    found = {key: sweep(groups, key) for key in ("W0", "alpha", "K", "size")}
+    found |= {"K, seconds": sweep(groups, "K", "seconds"), "variants": variants(groups)}
+    for method in dict.fromkeys(group.method for group in groups):
+        own = [group for group in groups if group.method == method]
+        if len({_memory(group) for group in own}) == len(own):  # nothing but the memory differs
+            found |= {
+                f"{method}, scores by memory": memory_scores(own),
+                f"{method}, distances by memory": memory_distances(own),
+                f"{method}, scores by distance": distance_and_scores(own),
+            }
+    return {caption: figure for caption, figure in found.items() if figure is not None}
 
 
 # -- settings compared
@@ -198,7 +70,7 @@ def sweep(groups: Sequence[Group], key: str, measure: str = "A_last", baseline: 
         "yaxis": {"title": {"text": title if baseline is None else f"{title}, less that at {key} = {baseline}"}},
         "hovermode": "x unified",
     }
-    return {"data": traces, "layout": layout | _LEGEND}
+    return {"data": traces, "layout": layout | LEGEND}
 
 
 def variants(groups: Sequence[Group], measure: str = "A_last") -> Figure | None:
@@ -222,7 +94,7 @@ def variants(groups: Sequence[Group], measure: str = "A_last") -> Figure | None:
         "hovermode": "x unified",
         "bargap": 0.25,
     }
-    return {"data": traces, "layout": layout | _LEGEND}
+    return {"data": traces, "layout": layout | LEGEND}
 
 
 # -- against the size of the memory
@@ -249,7 +121,7 @@ def distance_and_scores(groups: Sequence[Group], span: Span = "last") -> Figure 
     each size of the memory (F3 a, b)."""
     readers, rows = _scores(span), []
     for group in sorted(groups, key=_memory):
-        away = stat([_distance(study, "all", span) for study in _studies(group, "tracking")])
+        away = stat([_distance(study, "all", span) for study in studies(group, "tracking")])
         scores = {name: stat([read(run) for run in group.runs]) for name, read in readers.items()}
         if away is not None and scores["observed"] is not None:
             rows.append((away.mean, _memory(group), scores))
@@ -266,7 +138,7 @@ def distance_and_scores(groups: Sequence[Group], span: Span = "last") -> Figure 
         "yaxis": {"title": {"text": f"{span} score (%), forgetting (points)"}},
         "hovermode": "closest",
     }
-    return {"data": traces, "layout": layout | _LEGEND}
+    return {"data": traces, "layout": layout | LEGEND}
 
 
 # -- what they share
@@ -276,17 +148,6 @@ def _study(run: Run, name: str) -> dict[str, Any] | None:
     """What a study found in a run; None if there was none, or it was skipped."""
     found = run.studies.get(name)
     return found if isinstance(found, dict) and "skipped" not in found else None
-
-
-def _studies(group: Group, name: str) -> list[dict[str, Any]]:
-    """What a study found for every seed; nothing unless all seeds have it."""
-    found = [study for run in group.runs if (study := _study(run, name)) is not None]
-    return found if len(found) == len(group.runs) else []
-
-
-def _anchors(group: Group, task: int) -> list[dict[str, Any]]:
-    found = _study(group.runs[0], "gallery")
-    return found["tasks"][task]["anchors"] if found and task < len(found["tasks"]) else []
 
 
 def _over_steps(values: Sequence[float | None], span: Span) -> float | None:
@@ -331,7 +192,7 @@ def _against_memory(
         "yaxis": {"title": {"text": title}},
         "hovermode": "x unified",
     }
-    return {"data": traces, "layout": layout | _LEGEND}
+    return {"data": traces, "layout": layout | LEGEND}
 
 
 def _series(groups: Sequence[Group], key: str) -> tuple[dict[str, dict[str, Group]], list[Group]]:
@@ -386,9 +247,7 @@ def _number(value: str) -> float:
 def _curve(
     name: str, number: int, x: Sequence[object], points: Sequence[Stat | None], decimals: int = 1
 ) -> dict[str, Any]:
-    turn = number // len(
-        PALETTE
-    )  # with more lines than colours, each further round of colours has its own line and marker
+    turn = number // len(PALETTE)  # each further round of colours has its own line and marker
     trace = {
         "type": "scatter",
         "mode": "lines+markers",
@@ -404,7 +263,7 @@ def _filled(trace: dict[str, Any], x: Sequence[object], points: Sequence[Stat | 
     spread = [0.0 if point is None or point.std is None else point.std for point in points]
     trace |= {"x": list(x), "y": [None if point is None else point.mean for point in points]}
     trace["customdata"] = [_shown(point, decimals) for point in points]
-    trace["error_y"] = _error_bars(points) | {"array": spread}
+    trace["error_y"] = error_bars(points) | {"array": spread}
     trace["hovertemplate"] = "%{customdata}<extra>" + trace["name"] + "</extra>"
     return trace
 
@@ -414,16 +273,3 @@ def _shown(point: Stat | None, decimals: int) -> str:
         return show(point)
     spread = "" if point.std is None else f" ± {point.std:.{decimals}f}"
     return f"{point.mean:.{decimals}f}{spread}"
-
-
-def _over_tasks(traces: list[dict[str, Any]], tasks: int, y: str, x: str) -> Figure:
-    layout = {
-        "xaxis": {"title": {"text": x}, **_task_axis(tasks)},
-        "yaxis": {"title": {"text": y}},
-        "hovermode": "x unified",
-    }
-    return {"data": traces, "layout": layout | _LEGEND}
-
-
-def _shortened(label: str, most: int) -> str:
-    return label if len(label) <= most else label[: most - 1] + "…"
