@@ -105,8 +105,9 @@ class MBPA(Method):
             return
         memory, examples = self.memory, self.memory.examples
         new = memory.get_buffer("keys").isnan().any(1)  # a key never changes once it is written
-        parts = examples[new].split(self.training_settings.eval_batch_size)
-        memory.get_buffer("keys")[new] = self.keys_of(self.stream.batch(part) for part in parts)
+        if new.any():  # memory.allow_missing_classes may have kept none of them
+            parts = examples[new].split(self.training_settings.eval_batch_size)
+            memory.get_buffer("keys")[new] = self.keys_of(self.stream.batch(part) for part in parts)
         kept = self.stream.batch(examples, inputs=self.adapt == "all")
         self.targets, self.owner = kept.targets, kept.owner
         if self.adapt == "head":
@@ -194,7 +195,9 @@ class MBPA(Method):
         optimiser = torch.optim.Adam(weights.values(), lr=self.lr_local, fused=True)
         for _ in range(self.steps):
             with torch.enable_grad():
-                gradients = torch.autograd.grad(loss(weights), list(weights.values()))
+                gradients = torch.autograd.grad(
+                    loss(weights), list(weights.values()), allow_unused=True, materialize_grads=True
+                )
             with torch.no_grad():
                 for (name, w), gradient in zip(weights.items(), gradients, strict=True):
                     w.grad = gradient.add(w - base[name], alpha=2 * self.lambda_local)
