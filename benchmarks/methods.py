@@ -1,7 +1,8 @@
 """What every method costs relative to ER: seconds of a second task, everything in it counted, and peak memory.
 
-Two tasks of 10 classes, 256 pictures each, one epoch in batches of 32 new and 32 old, a small ViT, one thread. The
-second task is timed from its first hook to its last (teachers, stages, statistics, memory): methods put their work
+Two tasks of 10 classes, 256 examples each, one epoch in batches of 32 new and 32 old, a small transformer, one thread.
+Methods that take pictures learn pictures; those made for texts or entities learn those, and are compared with ER there.
+The second task is timed from its first hook to its last (teachers, stages, statistics, memory): methods put their work
 in different places; the fastest of several repetitions counts. Seconds are given per step of ER.
 
     python benchmarks/methods.py [--repeat N] [--method NAME ...] [--json]
@@ -12,51 +13,94 @@ import json
 import time
 
 import torch
-from common import CLASSES, WIDTH, peak_memory, pictures, small_vit
+from common import CLASSES, DEPTH, SIDE, WIDTH, peak_memory, pictures, small_vit
+from torch import Tensor
 
 from bace.config import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
+from bace.data.entities import Entities
 from bace.data.images import Images
+from bace.data.texts import Texts, flat
 from bace.memory import Memory
 from bace.method import Now
 from bace.methods import METHODS, find_method
+from bace.models.encoders import BertEncoder, Encoder
 from bace.models.heads import CosineHead
 from bace.models.model import Model
-from bace.stream import Stream, Task
+from bace.stream import Examples, Modality, Stream, Task
 from bace.trainer import At, Trainer
 
-EXAMPLES, BATCH = 256, 64
+EXAMPLES, BATCH, WORDS, VOCABULARY = 256, 64, 15, 1000
+MODALITIES: tuple[Modality, ...] = ("image", "text", "token")
 
 
-def ready(method: str) -> Trainer:
+def modality_of(method: str) -> Modality:
+    """The first of these that the method takes."""
+    return next(modality for modality in MODALITIES if modality in find_method(method).modalities)
+
+
+def data(modality: Modality) -> tuple[Examples, Tensor, list[str]]:
+    """Examples of two tasks, the classes of their rows, and the names of the classes."""
+    classes = torch.arange(2 * EXAMPLES) % CLASSES + (torch.arange(2 * EXAMPLES) >= EXAMPLES) * CLASSES
+    names = [str(c) for c in range(2 * CLASSES)]
+    if modality == "image":
+        return Images(pictures(2 * EXAMPLES)[0], size=SIDE), classes, names
+    rng = torch.Generator().manual_seed(0)
+    words = torch.randint(2 * CLASSES + 2, VOCABULARY, (2 * EXAMPLES, WORDS), generator=rng)
+    words[:, 3] = 2 + classes  # what tells the classes apart; before it [CLS], behind the text [SEP]
+    tokens = flat([torch.cat([torch.tensor([0]), sentence, torch.tensor([1])]) for sentence in words])
+    if modality == "text":
+        return Texts(tokens["ids"], tokens["start"]), classes, names
+    where = flat([torch.arange(1, WORDS + 1)] * (2 * EXAMPLES))
+    tags = torch.zeros(2 * EXAMPLES, WORDS, dtype=torch.int64)
+    tags[:, 3] = 1 + 2 * classes  # B- of its type; all else is O
+    names = ["O", *(f"{prefix}-{name}" for name in names for prefix in "BI")]
+    return Entities(tokens["ids"], tokens["start"], where["ids"], where["start"]), tags.flatten(), names
+
+
+def encoder(modality: Modality) -> Encoder:
+    if modality == "image":
+        return small_vit()
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 4, "intermediate_size": 4 * WIDTH}
+    config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **shape)
+    return BertEncoder(BertModel(config, add_pooling_layer=False))
+
+
+def ready(method: str, modality: Modality) -> Trainer:
     """A method, and a stream of two tasks to be learned."""
-    pixels, targets = pictures(2 * EXAMPLES)
-    targets = torch.cat([targets[:EXAMPLES], targets[EXAMPLES:] + CLASSES])
-    none = torch.zeros(0, dtype=torch.int64)
+    examples, targets, names = data(modality)
+    none, middle = torch.zeros(0, dtype=torch.int64), len(names) - (len(names) - 1) // 2
+    middle = CLASSES if modality != "token" else middle
     tasks = [
-        Task(t, f"task {t}", range(t * CLASSES, (t + 1) * CLASSES), ids, none, none)
-        for t, ids in enumerate(torch.arange(2 * EXAMPLES).split(EXAMPLES))
+        Task(t, f"task {t}", classes, ids, none, none)
+        for t, (classes, ids) in enumerate(
+            zip((range(middle), range(middle, len(names))), torch.arange(2 * EXAMPLES).split(EXAMPLES), strict=True)
+        )
     ]
-    stream = Stream(Images(pixels, size=pixels.shape[-1]), targets, tasks, [str(c) for c in range(2 * CLASSES)])
+    training = Training(epochs=1, batch_size=BATCH, threads=1, optimiser="sgd" if modality == "image" else "adamw")
     config = Config(
         {"name": "benchmark"},
         {"name": method},
         Backbone(),
         Head(),
         MemoryBudget(100),
-        Training(epochs=1, batch_size=BATCH, threads=1),
+        training,
         Measures(fwt=False),
         Checkpoints(),
     )
+    stream = Stream(examples, targets, tasks, names)
     learned = find_method(method)()
     learned.stream, learned.training_settings, learned.now = stream, config.train, Now(0)
     learned.memory = Memory(100)
-    learned.fresh_model = lambda: Model(small_vit(), CosineHead(WIDTH))
+    learned.fresh_model = lambda: Model(encoder(modality), CosineHead(WIDTH))
     learned.model = learned.build(learned.fresh_model())
     return Trainer(learned, stream, config)
 
 
-def second_task_seconds(method: str) -> float:
-    trainer = ready(method)
+def second_task_seconds(method: str, modality: Modality) -> float:
+    trainer = ready(method, modality)
     trainer.learn(trainer.stream[0])
     trainer.at = At(task=1)
     begun = time.perf_counter()
@@ -71,28 +115,33 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    names = ["ER", *(n for n in options.method or [m.title for m in METHODS if "image" in m.modalities] if n != "ER")]
-    seconds: dict[str, float] = dict.fromkeys(names, float("inf"))
+    asked = [(name, modality_of(name)) for name in options.method or [method.title for method in METHODS]]
+    cases = list(dict.fromkeys([*(("ER", modality) for _, modality in asked), *asked]))
+    seconds = dict.fromkeys(cases, float("inf"))
     for _ in range(options.repeat):
-        for name in names:
-            seconds[name] = min(seconds[name], second_task_seconds(name))
-    steps = EXAMPLES / (BATCH / 2)
-    result = {
-        name: {
-            "ratio": seconds[name] / seconds["ER"],
-            "seconds_per_step": seconds[name] / steps,
-            "peak_memory_mb": peak_memory(second_task_seconds, name),
+        for case in cases:
+            seconds[case] = min(seconds[case], second_task_seconds(*case))
+    memory = {case: peak_memory(second_task_seconds, *case) for case in cases}
+    result = [
+        {
+            "method": name,
+            "data": modality,
+            "seconds_per_step": seconds[name, modality] / (EXAMPLES / (BATCH / 2)),
+            "ratio": seconds[name, modality] / seconds["ER", modality],
+            "peak_memory_mb": memory[name, modality],
+            "memory_ratio": memory[name, modality] / memory["ER", modality],
         }
-        for name in names
-    }
+        for name, modality in sorted(cases, key=lambda case: MODALITIES.index(case[1]))
+    ]
     if options.json:
         print(json.dumps(result))
         return
-    print(f"{'method':10} {'s/step':>7} {'x ER':>6} {'MB':>6} {'x ER':>6}")
-    for name, r in result.items():
-        memory = r["peak_memory_mb"]
-        share = memory / result["ER"]["peak_memory_mb"]
-        print(f"{name:10} {r['seconds_per_step']:7.3f} {r['ratio']:6.2f} {memory:6} {share:6.2f}")
+    print(f"{'method':10} {'data':6} {'s/step':>7} {'x ER':>6} {'MB':>6} {'x ER':>6}")
+    for r in result:
+        print(
+            f"{r['method']:10} {r['data']:6} {r['seconds_per_step']:7.3f} {r['ratio']:6.2f} "
+            f"{r['peak_memory_mb']:6} {r['memory_ratio']:6.2f}"
+        )
 
 
 if __name__ == "__main__":
