@@ -889,6 +889,8 @@ def test_a_stage_that_trains_nothing_of_the_network_is_not_stopped_by_its_valida
             self.side = nn.Linear(1, 1)
 
         def stages(self, task: Task) -> list[Stage]:
+            shared = nn.Linear(1, 1).requires_grad_(False)  # part of both, trained by none
+            self.model.shared = self.side.shared = shared
             return [self.stage(task, name="part", module=lambda: self.model.head),
                     self.stage(task, name="side", module=lambda: self.side)]  # fmt: skip
 

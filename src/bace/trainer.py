@@ -253,7 +253,8 @@ class Trainer:
         valid = self.stream[self.at.task].valid
         if not self.config.train.early_stop or not len(valid):
             return False
-        if set(stage.module().parameters()).isdisjoint(self.method.model.parameters()):
+        trained = {p for p in stage.module().parameters() if p.requires_grad}
+        if trained.isdisjoint(self.method.model.parameters()):
             return False
         with self.stream.licence("validation", valid):
             loss = self.method.validation_loss(valid)

@@ -1,6 +1,7 @@
 """CFNER's joint predictions of entities and of O words taken for old entities against brute force in numpy (neighbours,
 groups, curriculum, weight), the head it freezes and imprints, and ExtendNER bit for bit without its terms."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from steps import (
 
 from bace.errors import ConfigError
 from bace.methods.cfner import CFNER
-from bace.neighbours import NeighbourTable
 from bace.stream import Batch
 from bace.trainer import At, Trainer
 
@@ -171,7 +171,7 @@ def test_a_word_whose_neighbours_are_its_own_likeness_is_learned_by_plain_cross_
     method = wavering(tiny, **{"memory.size": 0, "odce": False})
     anchors = method.table.anchors
     itself = anchors[:, None].repeat(1, 3)
-    method.table = NeighbourTable(anchors, itself, method.table.log_weight_anchor, method.table.log_weights)
+    method.table = dataclasses.replace(method.table, neighbours=itself)
     batch = some(method)
     entity = batch.targets.numpy() != 0
     plain = cross_entropy(logits_of(method.model, batch)[entity], batch.targets.numpy()[entity])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from steps import Array, array, assert_equal_bits, at_task, make, recorded_passes, weights
+from steps import Array, array, assert_equal_bits, at_task, enter, make, recorded_passes, weights
 from torch import Tensor
 
 from bace.errors import ConfigError
@@ -151,7 +151,7 @@ def some(method: Any, count: int = 4) -> Batch:
 
 def projected(projector: Any, features: Array) -> Array:
     """d -> d -> 128 with a ReLU between, at length 1."""
-    first, _, second = projector
+    first, _, second = projector.head
     hidden = np.maximum(features @ array(first.weight).T + array(first.bias), 0)
     out = hidden @ array(second.weight).T + array(second.bias)
     result: Array = out / np.linalg.norm(out, axis=1, keepdims=True)
@@ -182,7 +182,7 @@ def test_the_terms_of_a_step_by_numpy(tiny: Any, modality: str) -> None:
     assert loss["contrast"].item() == pytest.approx(contrast_by_loops(u, y, y >= 2, 0.5), rel=1e-4)
     v = projected(method.old_projector, features_of(method.teacher, pair))
     assert np.abs(u - v).max() > 1e-2
-    assert float(loss["relations"]) == pytest.approx(0.5 * relations_by_loops(u, v, 0.2, 0.01), rel=1e-3)
+    assert loss["relations"].item() == pytest.approx(0.5 * relations_by_loops(u, v, 0.2, 0.01), rel=1e-3)
 
 
 def test_a_picture_is_seen_in_two_views_replayed_ones_too(tiny: Any) -> None:
@@ -263,7 +263,7 @@ def test_contrast_trains_encoder_and_projector_and_the_linear_stage_the_head_alo
     contrast_moved, linear_moved = moved("contrast"), moved("linear")
     assert any(name.startswith("model.encoder.embeddings") for name in contrast_moved)
     assert {name for name in contrast_moved if not name.startswith("model.encoder.")} == {
-        f"projector.{i}.{kind}" for i in (0, 2) for kind in ("weight", "bias")
+        f"projector.head.{i}.{kind}" for i in (0, 2) for kind in ("weight", "bias")
     }
     assert linear_moved == {"model.head.blocks.0", "model.head.biases.0"}
 
@@ -277,8 +277,23 @@ def test_the_teacher_is_encoder_and_projector_of_the_task_before(tiny: Any) -> N
     trainer.learn(stream[1])
     assert_equal_bits(weights(method.teacher.encoder), encoder)  # type: ignore[union-attr]
     assert_equal_bits(weights(method.old_projector), projector)
-    assert not torch.equal(method.projector[0].weight, projector["0.weight"])
+    assert not torch.equal(method.projector.head[0].weight, projector["head.0.weight"])
     assert not method.old_projector.training
+
+
+def test_the_projector_learns_at_the_rate_of_new_layers(tiny: Any) -> None:
+    method, stream, config = make(tiny, "image", {"name": "co2l"}, **{"train.lr": 0.01, "train.head_lr": 0.5})
+    trainer = Trainer(method, stream, config)
+    enter(trainer, 0)
+    stage = method.stages(stream[0])[0]
+    assert stage.parameters is not None
+    rates = {
+        p: group["lr"]
+        for group in trainer.make_optimiser(stage, list(stage.parameters())).param_groups
+        for p in group["params"]
+    }
+    assert {rates[p] for p in method.projector.parameters()} == {0.5}
+    assert {rates[p] for p in method.model.encoder.parameters()} == {0.01}
 
 
 def test_the_classifier_starts_anew_for_all_classes_at_every_task(tiny: Any) -> None:

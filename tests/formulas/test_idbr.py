@@ -1,5 +1,5 @@
 """IDBR's loss in ordinary steps and in rounds of replay against numpy, halves of texts against plain Python on lists of
-tokens, rounds against the memory's contents, k-means memory against scikit-learn, and resume between rounds."""
+tokens, rounds against the memory's contents, texts nearest to centres against scikit-learn, resume between rounds."""
 
 from pathlib import Path
 from typing import Any

@@ -17,6 +17,7 @@ from checks import (
     check_a_finished_run_predicts_the_same,
     check_learner,
     check_resume_equals_the_straight_run,
+    counted_run,
     straight_run,
 )
 from steps import Array, array, assert_equal_bits, make, picked, recorded_passes, softmax, weights
@@ -307,12 +308,10 @@ def test_a_saved_network_is_adapted_without_the_data(tiny: Any, modality: str, t
         check_learner(tiny, method, modality, tmp_path)
 
 
-def test_resume_with_the_whole_network_adapted_is_exact(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_with_the_whole_network_adapted_is_exact(tiny: Any, tmp_path: Path) -> None:
     method: Any = {**FAST, "adapt": "all", "sample": 2, "steps": 2}
-    straight_run(tiny, method, "token", tmp_path / "straight")
-    check_resume_equals_the_straight_run(tiny, method, "token", tmp_path, monkeypatch)
+    counted_run(tiny, method, "token", tmp_path)
+    check_resume_equals_the_straight_run(tiny, method, "token", tmp_path)
 
 
 # -- cost

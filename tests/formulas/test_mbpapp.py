@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from checks import check_resume_equals_the_straight_run, straight_run
+from checks import check_resume_equals_the_straight_run, counted_run
 from steps import assert_equal_bits, make, weights
 from torch import Tensor
 
@@ -74,10 +74,10 @@ def test_keys_stay_as_written_and_the_memory_within_its_budget(tiny: Any) -> Non
     assert torch.equal(method.predict(batch), method.predict(batch))
 
 
-def test_resume_between_steps_on_memory_is_exact(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_between_steps_on_memory_is_exact(tiny: Any, tmp_path: Path) -> None:
     method: Any = {"name": "mbpa++", "every": 3, **FAST}
-    straight_run(tiny, method, "text", tmp_path / "straight")
-    check_resume_equals_the_straight_run(tiny, method, "text", tmp_path, monkeypatch)
+    counted_run(tiny, method, "text", tmp_path)
+    check_resume_equals_the_straight_run(tiny, method, "text", tmp_path)
 
 
 def test_each_hyper_parameter_reaches_its_parent() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import check_resume_equals_the_straight_run, straight_run
+from checks import check_resume_equals_the_straight_run, counted_run
 from steps import array, assert_equal_bits, at_task, cross_entropy, make, recorded_passes, weights
 
 import bace
@@ -115,10 +115,10 @@ def test_replay_changes_nothing_before_its_first_step(tiny: Any) -> None:
     assert any(not torch.equal(one[name], other[name]) for name in one)  # but by the very last step
 
 
-def test_resume_keeps_the_count_of_steps(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_keeps_the_count_of_steps(tiny: Any, tmp_path: Path) -> None:
     method: Any = {"name": "sparse-er", "every": 3}
-    straight_run(tiny, method, "image", tmp_path / "straight")
-    check_resume_equals_the_straight_run(tiny, method, "image", tmp_path, monkeypatch)
+    counted_run(tiny, method, "image", tmp_path)
+    check_resume_equals_the_straight_run(tiny, method, "image", tmp_path)
 
 
 def test_a_negative_rate_is_refused() -> None:

@@ -116,8 +116,9 @@ class BEEF(ER):
         o_rows="refused: a word labelled O belongs to no task, so it has no backward prototype",
         stages=("expand", "fuse"),
         reading="linear heads; biases add when folded, a sample's own column is left out row by row, energy by sample "
-        "(the official code slips in all three); balanced set: the memory and as many of each new class; texts: the "
-        "sampler starts from permuted word vectors; backbone.adapter shares all that is not trained (not the paper's)",
+        "(the official code slips in all three) and in one mean over new and replayed rows; balanced set: the memory "
+        "and as many of each new class; texts: the sampler starts from permuted word vectors; backbone.adapter shares "
+        "all that is not trained (not the paper's)",
     )
 
     model: Expanded

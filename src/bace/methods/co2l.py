@@ -18,6 +18,17 @@ from bace.randomness import generator
 from bace.stream import NO_IDS, Batch, Task
 
 
+class Projector(nn.Module):
+    """Where examples are contrasted; being named a head, it learns at train.head_lr."""
+
+    def __init__(self, width: int, outputs: int, rng: torch.Generator) -> None:
+        super().__init__()
+        self.head = nn.Sequential(linear(width, width, rng), nn.ReLU(), linear(width, outputs, rng))
+
+    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, outputs), of length 1
+        return F.normalize(self.head(features), dim=1)
+
+
 class Co2L(ER):
     """Learn features by contrast, with new examples as anchors and old ones among their opposites, and keep how similar
     the examples of a batch are in the teacher's eyes; then fit a linear classifier to the features.
@@ -45,7 +56,7 @@ class Co2L(ER):
         stages=("contrast", "linear"),
         reading="the suite's memory and views (the authors': a random one, strong augmentation). Texts: one text under "
         "two dropouts. Without augmentation or dropout the two views are equal. The classifier starts anew at every "
-        "task and sees clean features, kept",
+        "task and sees clean features, kept; its rate is a tenth of the authors', who train it on a ResNet's",
     )
 
     def __init__(
@@ -57,7 +68,7 @@ class Co2L(ER):
         lambda_ird: float = 1.0,
         projection: int = 128,
         linear_epochs: int = 100,
-        linear_lr: float = 1.0,
+        linear_lr: float = 0.1,
     ) -> None:
         super().__init__(mode)
         if min(tau, kappa, kappa_teacher, linear_lr) <= 0:
@@ -77,7 +88,7 @@ class Co2L(ER):
 
     def build(self, model: Model) -> Model:
         width, rng = model.encoder.width, generator(self.now.seed, "projector")
-        self.projector = nn.Sequential(linear(width, width, rng), nn.ReLU(), linear(width, self.projection, rng))
+        self.projector = Projector(width, self.projection, rng)
         return model
 
     def grow(self, task: Task) -> None:
@@ -119,12 +130,12 @@ class Co2L(ER):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         both = self.with_replay(batch)
         pair = Batch.cat(both, self.stream.batch(both.examples, view=self.now.view(2)))  # draw 1 was the memory's
-        u = F.normalize(self.projector(self.model(pair).features), dim=1)
+        u = self.projector(self.model(pair).features)
         current = pair.targets >= self.now.known
         terms = {"contrast": supervised_contrast(u, pair.targets, current, tau=self.tau)}
         if self.teacher is not None and self.old_projector is not None and self.lambda_ird:
             with torch.no_grad():
-                old = F.normalize(self.old_projector(self.peek([pair], self.teacher).features), dim=1)
+                old = self.old_projector(self.peek([pair], self.teacher).features)
             kappas = {"kappa": self.kappa, "kappa_teacher": self.kappa_teacher}
             terms["relations"] = self.lambda_ird * relation_distillation(u, old, **kappas)
         return terms

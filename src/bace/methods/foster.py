@@ -141,7 +141,9 @@ class FOSTER(ER):
             old = self.now.known
             with torch.no_grad():  # the student waits: its encoder is h_A, its old rows are W_old
                 target = self.model.head(old_features)[:, :old]
-            terms["distil"] = self.lambda_okd * soft_cross_entropy(out.logits[:, :old], target, self.T)
+            parts = self.parts(len(batch), len(both)).values()
+            distils = [soft_cross_entropy(out.logits[rows, :old], target[rows], self.T) for rows in parts]
+            terms["distil"] = self.lambda_okd * torch.stack(distils).sum()  # as many means as the cross-entropy has
         return terms
 
     def compress(self, batch: Batch) -> Loss:

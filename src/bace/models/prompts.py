@@ -50,16 +50,17 @@ class PromptedModel(Model):
 
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False, chosen: Tensor | None = None) -> Output:
         """One pass. `chosen`, (top,), are prompts that every input must take; default: those with the nearest keys."""
-        with torch.autocast(batch.targets.device.type, self.precision, enabled=self.precision != torch.float32):
-            with torch.no_grad():
-                hidden, mask = self.encoder.embed(batch.inputs)  # (examples, tokens, width)
-                query = self.full(self.encoder.run(hidden, mask)[0][:, 0])
-            cosines = self.pool.cosines(query)
-            index = self.choose(cosines.detach()) if chosen is None else chosen.expand(len(cosines), -1)
-            prompts = self.pool.prompts[index].flatten(1, 2)  # (examples, top * length, width)
-            count = prompts.shape[1]
-            if mask is not None:  # (examples, 1, 1, tokens), true where a token may be attended to
-                mask = F.pad(mask, (count, 0), value=True)
+        device, low = batch.targets.device.type, self.precision != torch.float32
+        with torch.autocast(device, self.precision, enabled=low), torch.no_grad():
+            hidden, mask = self.encoder.embed(batch.inputs)  # (examples, tokens, width)
+            query = self.full(self.encoder.run(hidden, mask)[0][:, 0])
+        cosines = self.pool.cosines(query)
+        index = self.choose(cosines.detach()) if chosen is None else chosen.expand(len(cosines), -1)
+        prompts = self.pool.prompts[index].flatten(1, 2)  # (examples, top * length, width)
+        count = prompts.shape[1]
+        if mask is not None:  # (examples, 1, 1, tokens), true where a token may be attended to
+            mask = F.pad(mask, (count, 0), value=True)
+        with torch.autocast(device, self.precision, enabled=low):
             out, tapped = self.encoder.run(torch.cat([prompts.to(hidden.dtype), hidden], 1), mask, taps=taps)
         features = self.full(out[:, :count]).mean(1)
         return Output(features, self.head(features), tuple(tapped), cosines.gather(1, index))
