@@ -70,7 +70,7 @@ def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -
         # a method that freezes the backbone, which is random here and gives poor features: longer
         settings |= {"train.epochs": 60, "train.lr": 0.003, "train.optimiser": "adamw"}
     elif modality != "image":  # what texts and tokens are trained with: SGD learns them slowly
-        settings |= {"train.optimiser": "adamw", "train.lr": 0.003}
+        settings |= {"train.optimiser": "adamw", "train.lr": 0.003 if modality == "text" else 0.01}
     result = bace.run(tiny.settings(modality, method=of_epochs(method, 20), **settings))
     assert result.matrix[0][0] >= (60 if modality == "token" else 80)  # entity-level F1 is the harder score
 
@@ -234,9 +234,20 @@ def counted_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: 
 
 
 def copied_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path) -> list[Path]:
-    """Run again, in `folder / "copied"`, with a checkpoint at each of the chosen resume points and a copy of the run
-    folder as it is then: what a run killed there would leave. Gives the copies; once for all checks."""
-    points: dict[str, list[int]] = json.loads((folder / "points.json").read_text())
+    """Run again, in `folder / "copied"`, and copy it at each of the chosen resume points; once for all checks. Gives
+    the copies."""
+    chosen: dict[str, list[int]] = json.loads((folder / "points.json").read_text())
+    points = [(kind, count) for kind, counts in chosen.items() for count in counts]
+    if not (folder / "copied").exists():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("bace.runner.Trainer", copying_at(points, folder))
+            straight_run(tiny, method, modality, folder / "copied")
+    return [folder / f"{kind}-{count}" for kind, count in points]
+
+
+def copying_at(points: list[tuple[str, int]], folder: Path) -> type[Trainer]:
+    """A trainer that writes a checkpoint at these resume points and copies its run folder, `folder / "copied"`, as it
+    is then: what a run killed there would leave."""
 
     class CopyingTrainer(Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -245,16 +256,12 @@ def copied_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: P
 
         def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
             self.met[kind] = self.met.get(kind, 0) + 1
-            here = self.met[kind] in points[kind]
+            here = (kind, self.met[kind]) in points
             super().resume_point(kind, steps=steps, due=due or here)
             if here:
                 shutil.copytree(folder / "copied", folder / f"{kind}-{self.met[kind]}")
 
-    if not (folder / "copied").exists():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("bace.runner.Trainer", CopyingTrainer)
-            straight_run(tiny, method, modality, folder / "copied")
-    return [folder / f"{kind}-{n}" for kind, chosen in points.items() for n in chosen]
+    return CopyingTrainer
 
 
 def shown_examples(tiny: Any, modality: str) -> tuple[Any, Any]:

@@ -64,7 +64,7 @@ def test_every_dataset_of_the_paper_is_declared_with_a_desk_version_that_differs
             assert (desk.parts, desk.corpora, desk.modality) == (full.parts, full.corpora, full.modality)
             assert set(full.defaults) <= set(desk.defaults)
             config = config_from({"benchmark": desk.name})
-            assert (config.backbone.name, config.backbone.image_size) == ("vit-tiny", 112)
+            assert (config.backbone.name, config.backbone.image_size) == ("vit-tiny", 64)
             assert config.benchmark["train_per_class"] <= 50
 
 

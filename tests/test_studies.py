@@ -109,12 +109,13 @@ def test_past_and_test_data_are_open_to_a_study_only_while_it_looks(tiny):
 def test_the_time_of_studies_is_not_counted_as_the_method_s(tiny, monkeypatch):
     config = config_from(tiny.settings("image", method="SEQ", studies=["tracking"]))
     trainer = Trainer(*assemble(config), config)
-    ticks = iter([1000.0, 1500.0])
-    monkeypatch.setattr("bace.trainer.time.monotonic", lambda: next(ticks))
-    trainer.clock = 10.0
+    ticks = iter([(1000.0, 20.0), (1500.0, 90.0)])  # seconds and passes: before the studies, and after
+    monkeypatch.setattr("bace.trainer.spent", lambda: next(ticks))
+    trainer.clock = (10.0, 5.0)
     monkeypatch.setattr(trainer, "studies", {})
     trainer.observe(trainer.stream[0], [100.0])
-    assert trainer.clock == 510.0
+    assert (trainer.results.seconds, trainer.results.passes) == (990.0, 15.0)
+    assert trainer.clock == (1500.0, 90.0)
 
 
 # -- settings

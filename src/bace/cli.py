@@ -60,7 +60,7 @@ def answer(words: list[str], commands: dict[str, Callable[[list[str]], None]]) -
     """Run the command; the exit status is 2 for what the user can put right."""
     asks_help = bool({"-h", "--help"} & set(words))
     try:
-        if not words or words[0] == "help" or (asks_help and words[0] != "run"):
+        if not words or words[0] == "help" or (asks_help and words[0] not in ("run", "paper")):
             print(USAGE, end="")
         elif words[0] == "--version":
             from bace import __version__
@@ -112,7 +112,7 @@ def run_command(words: list[str]) -> None:
         else:
             result = run(config, out=options.get("--out", [None])[0], show=show, tell=print)
     kept = result.metrics["kept"]
-    print(f"kept: {in_bytes(kept[0])} after task 1, {in_bytes(kept[-1])} after task {len(kept)}")
+    print(f"networks and memory held: {in_bytes(kept[0])} after task 1, {in_bytes(kept[-1])} after task {len(kept)}")
     numbers = {key: result.metrics[key] for key in ("A_last", "A_avg", "FGT", "FWT", "seconds")}
     of = "" if result.metrics["score"] == "accuracy" else f"  (of {result.metrics['score']})"
     print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()) + of)
@@ -142,18 +142,19 @@ def compare(words: list[str]) -> None:
     elif own := {key[7:]: value for key, value in given.items() if key.startswith("method.")}:
         asked = [(str(own.pop("name", "bace")), own)]
     else:
-        asked = methods_asked(["all"], benchmark)
+        raise ConfigError("bace compare needs --method: names, or `all` for every method that takes these data")
     given = {key: value for key, value in given.items() if not key.startswith("method.")}
     configs = [  # every configuration is checked before the first run starts
         config_from({**given, "method": {"name": name, **changes}, "seed": seed}, flags)
         for seed in range(first, first + seeds)
         for name, changes in asked
     ]
+    print(f"{len(asked)} methods x {seeds} seeds on {benchmark}: {out}", file=sys.stderr)
     folders = []
     for config in configs:
         label = method_label(config.method)
         folders.append(run_or_continue(out / f"{folder_name(label)}-seed{config.seed}", label, config))
-    show_report(folders, out / "report.html", ranked="--method" not in options or "all" in options["--method"])
+    show_report(folders, out / "report.html", ranked="all" in options.get("--method", []))
 
 
 def report(words: list[str]) -> None:
@@ -213,6 +214,8 @@ def check_data(name: str | None, options: dict[str, list[str]]) -> None:
     from bace.data.checking import check, complain, sets_of
 
     root = options.get("--path", [None])[0]
+    if root and not Path(root).is_dir():
+        raise ConfigError(f"--path '{root}' is no folder: give the one that holds a folder for each set")
     findings = [check(corpus, modality, root) for corpus, modality in sets_of(name)]
     header = ["set", "status", "classes", "train", "test", "where, or how to get it"]
     rows = [[found.corpus.folder, found.status, *found.numbers(), found.remark] for found in findings]

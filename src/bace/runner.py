@@ -86,9 +86,10 @@ def assemble(config: Config) -> tuple[Method, Stream]:
     benchmark = find_benchmark(str(config.benchmark["name"]))
     prepare_torch(config)
     method = make_method(config, benchmark.modality)
-    encoder = load_backbone(config)
     cut = cut_of(config)
-    stream = make_stream(benchmark.parts(cut), cut, encoder, config.backbone.name, config.seed)
+    parts = benchmark.parts(cut)  # before a backbone is fetched: the path may be wrong
+    encoder = load_backbone(config)
+    stream = make_stream(parts, cut, encoder, config.backbone.name, config.seed)
     check_memory(config, method, stream)
     attach(method, stream, config, encoder)
     return method, stream

@@ -47,16 +47,16 @@ class Watching(Trainer):
         super().__init__(*given, **more)
         self.networks: dict[tuple[int, str, str], dict[str, Tensor]] = {}
 
-    def note(self, stage: str, when: str) -> None:
+    def record(self, stage: str, when: str) -> None:
         method: Any = self.method
         for name in ("model", "teacher", "local"):
             if getattr(method, name) is not None:
                 self.networks[method.now.task, f"{when} {stage}", name] = weights(getattr(method, name))
 
     def train(self, stage: Any, stages: int) -> None:
-        self.note(stage.name, "before")
+        self.record(stage.name, "before")
         super().train(stage, stages)
-        self.note(stage.name, "after")
+        self.record(stage.name, "after")
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,7 @@ def test_the_feature_distance_of_texts_counts_their_rows(tiny: Any) -> None:
     moved(method)
     batch = some(method, 4)
     difference = method.model(batch).features - method.teacher(batch).features
-    assert float(method.loss(batch)["distil"]) == pytest.approx(float(difference.norm()) * 8, rel=1e-4)  # sqrt(256 / 4)
+    assert method.loss(batch)["distil"].item() == pytest.approx(float(difference.norm()) * 8, rel=1e-4)  # sqrt(256 / 4)
 
 
 def test_prototypes_reach_the_head_alone(tiny: Any) -> None:
@@ -200,7 +200,7 @@ def test_on_one_task_of_pictures_it_is_fine_tuning_on_four_labels_a_class(tiny: 
             return model
 
         def stages(self, task: Any) -> Any:
-            return [self.stage(task, optimiser="adamw")]
+            return [self.stage(task, optimiser="adamw", lr=self.training_settings.lr / 10)]
 
         def loss(self, batch: Batch) -> Tensor:
             pixels, labels = turned(batch)
@@ -233,3 +233,12 @@ def test_on_one_task_of_texts_at_temperature_1_it_is_fine_tuning(tiny: Any) -> N
 def test_impossible_values_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         PASS(**wrong)
+
+
+@pytest.mark.parametrize(("optimiser", "rate"), [("sgd", 0.002), ("adamw", None)])
+def test_adam_takes_a_tenth_of_a_rate_meant_for_sgd(tiny: Any, optimiser: str, rate: float | None) -> None:
+    changes = {"train.lr": 0.02, "train.optimiser": optimiser}
+    method = at_task(tiny, "image", {"name": "pass"}, task=0, **changes)
+    (stage,) = method.stages(method.stream[0])
+    assert stage.optimiser == "adamw"
+    assert stage.lr == (None if rate is None else pytest.approx(rate))

@@ -219,7 +219,10 @@ def share_out(classes: int, tasks: int | list[int]) -> list[int]:
             raise ConfigError(f"benchmark.tasks {tasks} needs {sum(tasks)} classes; the data have {classes}")
         return tasks
     if not 1 <= tasks <= classes:
-        raise ConfigError(f"benchmark.tasks is {tasks}; with {classes} classes it must lie between 1 and {classes}")
+        raise ConfigError(
+            f"benchmark.tasks is {tasks}; with {classes} classes it must lie between 1 and {classes}: "
+            f"add --benchmark.tasks {min(classes, 2)}"
+        )
     return [classes // tasks + (t < classes % tasks) for t in range(tasks)]
 
 

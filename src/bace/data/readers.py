@@ -117,7 +117,7 @@ def _open_folder(folder: Path, split: str) -> Raw:
             return _open_images(folder)
         raise DataError(
             f"{folder} has no split '{split}': its folders are classes ({some(_folders(folder))}). "
-            "Put them under train/ and test/, or divide what read() returns with take()."
+            "Put them under train/ and test/, or hold a part out with --benchmark.test_fraction 0.2."
         )
     raise DataError(
         f"{folder} holds nothing to read. Expected <split>-*.parquet, <split>.csv, .tsv, .jsonl, .txt or .conll, "

@@ -310,10 +310,13 @@ def _choose_columns(
     if unlabelled:
         wanted = "ner_tags" if unlabelled == "token" else "label"
         hint = nearest(wanted, raw.columns)
-        raise DataError(f"{raw.source} has no column '{wanted}'.{hint} Pass label_column=. Columns: {columns}.")
+        raise DataError(
+            f"{raw.source} has no column '{wanted}'.{hint} Name one with benchmark.label_column. Columns: {columns}."
+        )
     raise DataError(
         f"{raw.source} has no column of {f'{modality} inputs' if modality else 'pictures, sentences or texts'} "
-        f"with labels to go with it. Pass input_column= and label_column=. Columns: {columns}."
+        "with labels to go with it. Name them with benchmark.input_column and benchmark.label_column. "
+        f"Columns: {columns}."
     )
 
 

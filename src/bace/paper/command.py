@@ -1,5 +1,6 @@
 """bace paper list | run | show | claims."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ PLACE = {"--scale": 1, "--out": 1}
 
 def paper_command(words: list[str]) -> None:
     commands = {"list": list_entries, "run": run_entry, "show": show_entry, "claims": show_claims}
-    if not words:
+    if not words or {"-h", "--help"} & set(words):
         print(USAGE, end="")
     elif words[0] not in commands:
         raise ConfigError(f"there is no command 'paper {words[0]}'.{nearest(words[0], commands)}")
@@ -33,23 +34,20 @@ def list_entries(words: list[str]) -> None:
 
     refuse(words, [])
     rows = [
-        [entry.id, entry.place, entry.title, str(len(entry.cells())), ", ".join(missing_names(entry)) or "-"]
+        [entry.id, entry.place, entry.title, str(len(entry.cells())), ", ".join(missing_sets(entry, "full")) or "-"]
         for entry in ENTRIES.values()
     ]
-    print_rows(["id", "place", "content", "runs a seed", "not available here"], rows)
+    print_rows(["id", "place", "content", "runs a seed", "sets that are not here"], rows)
 
 
-def missing_names(entry: Entry) -> list[str]:
-    """Benchmarks and methods of an entry that this installation does not know."""
+def missing_sets(entry: Entry, scale: Scale) -> list[str]:
+    """Public sets of an entry that no local folder holds; some come from the hub by themselves (bace check data)."""
     from bace.data.benchmarks import BENCHMARKS
-    from bace.methods import METHODS
+    from bace.data.corpora import find_folder
 
-    known = {*BENCHMARKS, *(method.title for method in METHODS)}
-    asked: dict[str, None] = {}
-    for cell in entry.cells():
-        given = cell.settings("full")
-        asked |= dict.fromkeys((given["benchmark.name"], given["method.name"]))
-    return [name for name in asked if name not in known]
+    names = dict.fromkeys(cell.settings(scale)["benchmark.name"] for cell in entry.cells())
+    sets = dict.fromkeys(corpus for name in names for corpus in BENCHMARKS[name].corpora)
+    return [corpus.folder for corpus in sets if find_folder(corpus, os.environ.get("BACE_DATA")) is None]
 
 
 def run_entry(words: list[str]) -> None:
@@ -68,6 +66,8 @@ def run_entry(words: list[str]) -> None:
     if scale == "full" or "--dry_run" in options:
         print_estimate(entry, scale, seeds, out)
     if "--dry_run" in options:
+        if absent := missing_sets(entry, scale):
+            print(f"not here: {', '.join(absent)} (bace check data says how to get them)")
         return
     refused: dict[str, str] = {}  # by reason: the first cell that cannot be run for it
     for number, (seed, cell) in enumerate(((seed, cell) for seed in range(seeds) for cell in cells), 1):
@@ -77,7 +77,8 @@ def run_entry(words: list[str]) -> None:
         try:
             run_or_continue(folder, cell.method, cell.config(scale, seed))
         except BaceError as error:  # the rest of the table does not wait for it
-            print(f"  not run: {error}", file=sys.stderr, flush=True)
+            again = str(error) in refused
+            print(f"  not run: {'as before' if again else error}", file=sys.stderr, flush=True)
             refused.setdefault(str(error), str(cell))
     show_tables(entry, scale, out)
     folders = {cell.folder(out, scale, seed): cell for cell in cells for seed in range(seeds)}
@@ -86,8 +87,9 @@ def run_entry(words: list[str]) -> None:
         page = write_page(load_runs(made), out / scale / f"{entry.id}.html", title, published=for_page(entry, made))
         print(f"page: {page}")
     if refused:
-        reasons = "; ".join(f"{cell}: {reason}" for reason, cell in refused.items())
-        raise ConfigError(f"some runs of {entry.id} could not be made. {reasons}")
+        raise ConfigError(
+            f"some runs of {entry.id} could not be made: see above, first at {next(iter(refused.values()))}"
+        )
 
 
 def show_entry(words: list[str]) -> None:
@@ -96,6 +98,8 @@ def show_entry(words: list[str]) -> None:
 
     options, rest = split_options(words, {**PLACE, "--csv": 1, "--latex": 1})
     entry, scale, out = asked(rest, options)
+    if not any(folder.exists() for cell in entry.cells() for folder in [cell.folder(out, scale, 0).parent]):
+        print(f"nothing has been run yet: bace paper run {entry.id} --scale {scale}")
     show_tables(entry, scale, out)
     values = collect(entry, out, scale)
     if "--csv" in options:
