@@ -43,13 +43,18 @@ def make(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) -> tu
 
 def at_task(tiny: Any, modality: str, method: dict[str, Any], task: int = 1, **changes: Any) -> Any:
     """A method that has learned the tasks before `task` and stands at the first step of its first epoch."""
+    trainer = learned_before(tiny, modality, method, task, **changes)
+    begin(trainer, task)
+    return trainer.method
+
+
+def learned_before(tiny: Any, modality: str, method: dict[str, Any], task: int, **changes: Any) -> Trainer:
     learned, stream, config = make(tiny, modality, method, **changes)
     trainer = Trainer(learned, stream, config)
     for earlier in range(task):
         trainer.at = At(task=earlier)
         trainer.learn(stream[earlier])
-    begin(trainer, task)
-    return learned
+    return trainer
 
 
 def begin(trainer: Trainer, task: int) -> None:
@@ -79,21 +84,17 @@ def at_stage(
     tiny: Any, modality: str, method: dict[str, Any], name: str, task: int = 1, **changes: Any
 ) -> tuple[Any, Trainer, Stage]:
     """A method that has learned the tasks before `task` and its stages before `name`, at the first step of that."""
-    learned, stream, config = make(tiny, modality, method, **changes)
-    trainer = Trainer(learned, stream, config)
-    for earlier in range(task):
-        trainer.at = At(task=earlier)
-        trainer.learn(stream[earlier])
+    trainer = learned_before(tiny, modality, method, task, **changes)
     enter(trainer, task)
     trainer.at = At(task=task, phase="train")
-    stages = learned.stages(stream[task])
+    stages = trainer.method.stages(trainer.stream[task])
     while stages[trainer.at.stage].name != name:
         trainer.train(stages[trainer.at.stage], len(stages))
         trainer.at = At(task=task, phase="train", stage=trainer.at.stage + 1)
     stage = stages[trainer.at.stage]
     stand_at(trainer, stage)
     trainer.at.prepared = True
-    return learned, trainer, stage
+    return trainer.method, trainer, stage
 
 
 def changed_in_stages(trainer: Trainer) -> dict[tuple[int, str], set[str]]:
