@@ -16,8 +16,9 @@ def predict_files(folder: Path, files: list[Path]) -> list[dict[str, Any]]:
     learner = Learner.from_run(folder)
     for file in files:
         if not file.is_file():
-            kind = "a folder: name its files" if file.is_dir() else "no file here: check the path"
-            raise DataError(f"'{file}' is {kind}")
+            if file.is_dir():
+                raise DataError(f"'{file}' is a folder: name the files in it")
+            raise DataError(f"there is no file '{file}': check the path")
     if learner.modality == "image":
         return _rows([str(file) for file in files], files, learner)
     lines = [(f"{file}:{n}", line) for file in files for n, line in enumerate(_lines(file), 1) if line.strip()]
