@@ -10,6 +10,7 @@ in different places; the fastest of several repetitions counts. Seconds are give
 
 import argparse
 import json
+import sys
 import time
 
 import torch
@@ -118,9 +119,10 @@ def main() -> None:
     asked = [(name, modality_of(name)) for name in options.method or [method.title for method in METHODS]]
     cases = list(dict.fromkeys([*(("ER", modality) for _, modality in asked), *asked]))
     seconds = dict.fromkeys(cases, float("inf"))
-    for _ in range(options.repeat):
+    for repetition in range(options.repeat):
         for case in cases:
             seconds[case] = min(seconds[case], second_task_seconds(*case))
+            print(f"{repetition + 1} of {options.repeat}: {case[0]} {seconds[case]:.1f} s", file=sys.stderr, flush=True)
     memory = {case: peak_memory(second_task_seconds, *case) for case in cases}
     result = [
         {

@@ -78,12 +78,15 @@ class Backbone:
         name: a name of `bace list backbones`, a hub id, a folder in transformers' or timm's layout, or a ViT weights
             file (.npz, .safetensors, .pth).
         freeze: how many of the lowest blocks are frozen (with the embedding).
+        cache: megabytes in which what frozen blocks make of each text is kept, so that it is computed once and not in
+            every epoch; texts and entities only, and of no use without freeze. 0: none.
         adapter: hidden size of Houlsby adapters; then only adapters, LayerNorms and head are trained. 0: none.
         image_size: side of the pictures that the encoder is given; default: its own.
     """
 
     name: str = "digits-vit"
     freeze: int = 0
+    cache: int = 0
     adapter: int = 0
     image_size: int | None = None
 

@@ -220,6 +220,7 @@ class Learner:
             )
         learner = cls(**described["config"])
         learner.config = config_from(described["config"])
+        learner.config.backbone.cache = 0  # what is predicted is read once
         learner.modality, learner._complete = described["modality"], False
         learner.picture = tuple(described["picture"]) if described.get("picture") else None
         learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]

@@ -27,7 +27,7 @@ from bace.memory import Memory
 from bace.method import Method, Now
 from bace.methods import find_method
 from bace.models.adapters import add_adapters
-from bace.models.encoders import Encoder, freeze_prefix, load_encoder
+from bace.models.encoders import Encoder, freeze_prefix, keep_prefix, load_encoder
 from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
@@ -138,12 +138,15 @@ def make_model(encoder: Encoder, config: Config) -> Model:
         add_adapters(encoder, config.backbone.adapter, generator(config.seed, "adapters"))
     if config.backbone.freeze:
         freeze_prefix(encoder, config.backbone.freeze)
+    precision = torch.bfloat16 if config.train.precision == "bfloat16" else torch.float32
+    if config.backbone.cache:
+        keep_prefix(encoder, config.backbone.cache, precision)
     head: Head
     if config.head.kind == "cosine":
         head = CosineHead(encoder.width, config.head.sigma_init, config.head.sigma_learn)
     else:
         head = LinearHead(encoder.width)
-    return Model(encoder, head, torch.bfloat16 if config.train.precision == "bfloat16" else torch.float32)
+    return Model(encoder, head, precision)
 
 
 def device_name(wanted: str) -> str:

@@ -39,6 +39,7 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
     "benchmark.test_fraction": (0, 0.9),
     "head.sigma_init": (1e-6, math.inf),
     "backbone.freeze": (0, math.inf),
+    "backbone.cache": (0, math.inf),
     "backbone.adapter": (0, math.inf),
     "backbone.image_size": (1, math.inf),
     "memory.size": (0, math.inf),

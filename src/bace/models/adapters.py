@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bace.errors import ConfigError
-from bace.models.encoders import Encoder
+from bace.models.encoders import Encoder, frozen_modules
 
 
 class Adapter(nn.Module):
@@ -52,8 +52,7 @@ def add_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> l
     """
     if any(isinstance(module, Adapter) for module in encoder.modules()):
         raise ConfigError("this encoder already has adapters: add them once.")
-    prefix = [] if encoder.frozen is None else [encoder.embeddings, *encoder.blocks[: encoder.frozen]]
-    frozen = {module for part in prefix for module in part.modules()}
+    frozen = {module for part in frozen_modules(encoder) for module in part.modules()}
     encoder.requires_grad_(False)
     adapters = []
     for block in encoder.blocks[encoder.frozen or 0 :]:

@@ -9,6 +9,7 @@ position 0 everywhere.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -18,6 +19,7 @@ from typing_extensions import Self
 
 from bace.errors import ConfigError, DataError
 from bace.models.backbones import backbone_path, find_backbone
+from bace.models.prefix import PrefixCache, shared_cache
 from bace.models.weights import first_line, read_json, read_weights
 
 Modality = Literal["image", "text"]
@@ -95,11 +97,11 @@ class Encoder(nn.Module):
         return (hidden, outputs) if taps else hidden
 
     def run(
-        self, hidden: Tensor, mask: Tensor | None, *, taps: bool = False
+        self, hidden: Tensor, mask: Tensor | None, *, start: int = 0, taps: bool = False
     ) -> tuple[Tensor, list[Tensor]]:  # (examples, tokens, width) both, and that for each block
-        """From what enters the first block to the finished hidden states; with `taps` also what each block put out."""
+        """From what enters block `start` to the finished hidden states; with `taps` also what each block put out."""
         outputs = []
-        for block in self.blocks:
+        for block in islice(self.blocks, start, None):
             hidden = self.run_block(block, hidden, mask)
             if taps:
                 outputs.append(hidden)
@@ -116,11 +118,14 @@ class Encoder(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Sets the mode as usual, but a frozen prefix stays in eval mode: it is a fixed function, without dropout."""
         super().train(mode)
-        if self.frozen is not None:
-            self.embeddings.eval()
-            for block in self.blocks[: self.frozen]:
-                block.eval()
+        for module in frozen_modules(self):
+            module.eval()
         return self
+
+
+def frozen_modules(encoder: Encoder) -> list[nn.Module]:
+    """The embeddings and the frozen blocks, or nothing."""
+    return [] if encoder.frozen is None else [encoder.embeddings, *encoder.blocks[: encoder.frozen]]
 
 
 def freeze_prefix(encoder: Encoder, blocks: int) -> None:
@@ -133,9 +138,20 @@ def freeze_prefix(encoder: Encoder, blocks: int) -> None:
     if not 0 <= blocks <= len(encoder.blocks):
         raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {len(encoder.blocks)}. Give 0 to that.")
     encoder.frozen = max(blocks, encoder.frozen or 0)
-    for module in (encoder.embeddings, *encoder.blocks[: encoder.frozen]):
+    for module in frozen_modules(encoder):
         module.requires_grad_(False)
     encoder.train(encoder.training)
+
+
+def keep_prefix(encoder: Encoder, megabytes: int, precision: torch.dtype) -> None:
+    """Lets a text encoder keep what its frozen blocks make of each text; without frozen blocks there is nothing to."""
+    if not isinstance(encoder, TextEncoder):
+        raise ConfigError(
+            f"backbone.cache is {megabytes}, but only texts are kept: pictures are augmented. Set it to 0."
+        )
+    if encoder.frozen:
+        weights = [p for module in frozen_modules(encoder) for p in module.parameters()]
+        encoder.cache = shared_cache(weights, encoder.frozen, megabytes, precision)
 
 
 # Images -------------------------------------------------------------------------------------------------------------
@@ -262,6 +278,7 @@ class TextEncoder(Encoder):
 
     Attributes:
         max_tokens: the longest text its position table can take, special tokens included.
+        cache: what the frozen blocks made of texts that were read before, if that is kept.
     """
 
     modality = "text"
@@ -272,6 +289,22 @@ class TextEncoder(Encoder):
         super().__init__(model)
         config: Any = model.config
         self.max_tokens: int = config.max_position_embeddings
+        self.cache: PrefixCache | None = None
+
+    def forward(
+        self, inputs: dict[str, Tensor], taps: bool = False
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
+        if self.cache is None or taps or "input_ids" not in inputs:
+            return super().forward(inputs, taps)
+        hidden = self.cache.read(inputs, self._prefix)
+        return self.run(hidden, _columns(inputs["attention_mask"]), start=self.cache.depth)[0]
+
+    def _prefix(self, inputs: dict[str, Tensor]) -> Tensor:  # (examples, tokens, width)
+        assert self.cache is not None
+        hidden, mask = self.embed(inputs)
+        for block in range(self.cache.depth):
+            hidden = self.run_block(block, hidden, mask)
+        return hidden
 
     def embed(
         self,
@@ -284,8 +317,7 @@ class TextEncoder(Encoder):
             raise DataError(f"a text of {tokens} tokens is too long: the backbone takes up to {self.max_tokens}.")
         types = {"token_type_ids": inputs["token_type_ids"]} if self._takes_types(inputs) else {}
         hidden: Tensor = self.embeddings(ids, inputs_embeds=vectors, **types)
-        # Broadcasts over heads and queries. Same numbers as the square mask transformers makes, and easier to extend.
-        return hidden, inputs["attention_mask"].bool()[:, None, None, :]
+        return hidden, _columns(inputs["attention_mask"])
 
     def relax(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Word vectors instead of ids: what `embed` looks up before positions are added."""
@@ -295,6 +327,11 @@ class TextEncoder(Encoder):
 
     def _takes_types(self, inputs: dict[str, Tensor]) -> bool:
         return self.has_token_types and "token_type_ids" in inputs
+
+
+def _columns(attention_mask: Tensor) -> Tensor:  # (examples, tokens) -> (examples, 1, 1, tokens)
+    """Broadcasts over heads and queries. Same numbers as the square mask transformers makes, and easier to extend."""
+    return attention_mask.bool()[:, None, None, :]
 
 
 class BertEncoder(TextEncoder):

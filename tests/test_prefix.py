@@ -1,0 +1,174 @@
+"""What frozen blocks make of texts, kept: the same numbers, computed once, in a bounded room."""
+
+import copy
+
+import pytest
+import torch
+from checks import assert_same, copying_at, final_state
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_encoders import DEPTH, TEXTS, WIDTH, save, tiny_inputs, tiny_model
+from torch import Tensor
+
+import bace
+from bace.errors import ConfigError
+from bace.models.encoders import Encoder, TextEncoder, freeze_prefix, keep_prefix, load_encoder
+from bace.models.prefix import PrefixCache, _newest
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {family: save(tiny_model(family), tmp_path_factory.mktemp(family)) for family in (*TEXTS, "vit")}
+
+
+def keeping(folder: str, blocks: int = 2, megabytes: int = 1) -> TextEncoder:
+    """An encoder with frozen blocks and an empty cache."""
+    encoder = load_encoder(folder)
+    assert isinstance(encoder, TextEncoder)
+    freeze_prefix(encoder, blocks)
+    encoder.cache = PrefixCache(blocks, megabytes * 1_000_000)
+    return encoder
+
+
+def texts(lengths: list[int], seed: int = 0) -> dict[str, Tensor]:
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    ids = torch.randint(2, 50, mask.shape, generator=torch.Generator().manual_seed(seed)).where(mask, 1)
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def passed(encoder: Encoder, inputs: dict[str, Tensor]) -> float:
+    """Blocks that examples went through, without a gradient."""
+    before = Encoder.passes
+    with torch.no_grad():
+        encoder(inputs)
+    return round((Encoder.passes - before) * DEPTH)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(TEXTS),
+    st.integers(1, DEPTH),
+    st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    st.integers(0, 999),
+)
+def test_texts_read_the_same_with_and_without_a_cache(folders, family, blocks, lengths, seed):
+    encoder, inputs = keeping(folders[family], blocks), texts(lengths, seed)
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        first, second = encoder(inputs), encoder(inputs)
+        encoder.cache = None
+        torch.testing.assert_close(first[real], encoder(inputs)[real], rtol=0, atol=2e-5)
+    assert torch.equal(first, second)
+
+
+def test_gradients_of_the_blocks_above_are_those_without_a_cache(folders):
+    encoder, inputs = keeping(folders["bert"]), texts([7, 3, 9])
+    gradients = []
+    for _ in range(2):
+        encoder.zero_grad()
+        encoder(inputs)[:, 0].square().sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in encoder.named_parameters() if p.grad is not None})
+        encoder.cache = None
+    cached, plain = gradients
+    assert cached.keys() == plain.keys()
+    assert cached
+    for name, gradient in cached.items():
+        torch.testing.assert_close(gradient, plain[name], rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_blocks_read_a_text_once(folders):
+    encoder = keeping(folders["bert"])
+    assert passed(encoder, texts([4, 6])) == 2 * DEPTH
+    assert passed(encoder, texts([4, 6])) == 2 * (DEPTH - 2)
+    assert passed(copy.deepcopy(encoder), texts([4, 6])) == 2 * (DEPTH - 2)  # a teacher
+
+
+def test_what_is_kept_of_a_text_does_not_depend_on_its_batch(folders):
+    together, alone = keeping(folders["bert"]), keeping(folders["bert"])
+    inputs = texts([5, 11, 8])
+    with torch.no_grad():
+        together(inputs)
+        for i, length in ((2, 8), (0, 5), (1, 11)):
+            alone({name: value[i : i + 1, :length] for name, value in inputs.items()})
+    assert together.cache is not None
+    assert alone.cache is not None
+    assert together.cache.kept.keys() == alone.cache.kept.keys()
+    assert all(torch.equal(alone.cache.kept[key], kept) for key, kept in together.cache.kept.items())
+
+
+def test_a_text_read_in_a_test_can_be_trained_on(folders):
+    encoder, inputs = keeping(folders["bert"]), texts([4, 6])
+    with torch.inference_mode():
+        encoder(inputs)
+    encoder(inputs)[:, 0].sum().backward()
+    assert all(p.grad is not None for p in encoder.blocks[2].parameters())
+
+
+def test_types_of_tokens_are_part_of_a_text(folders):
+    encoder = keeping(folders["bert"])
+    inputs = {**texts([4]), "token_type_ids": torch.zeros(1, 4, dtype=torch.int64)}
+    with torch.no_grad():
+        one, other = encoder(inputs), encoder({**inputs, "token_type_ids": torch.ones(1, 4, dtype=torch.int64)})
+    assert not torch.allclose(one, other, atol=1e-3)
+
+
+def test_a_full_cache_keeps_no_more_and_stays_right(folders):
+    encoder, inputs = keeping(folders["bert"]), texts([5, 5, 5])
+    encoder.cache = PrefixCache(2, room=2 * 5 * WIDTH * 4)  # two of the three texts
+    with torch.no_grad():
+        full, again = encoder(inputs), encoder(inputs)
+    assert len(encoder.cache.kept) == 2
+    assert encoder.cache.room == 0
+    assert torch.equal(full, again)
+    assert passed(encoder, inputs) == 3 * (DEPTH - 2) + 2  # the third is read anew
+
+
+def test_taps_and_word_vectors_pass_it_by(folders):
+    encoder, inputs = keeping(folders["bert"]), tiny_inputs("bert")
+    _, taps = encoder(inputs, taps=True)
+    assert len(taps) == DEPTH
+    encoder(encoder.relax(inputs))
+    assert encoder.cache is not None
+    assert not encoder.cache.kept
+
+
+def test_encoders_with_the_same_frozen_weights_share_what_is_kept(folders):
+    def kept(family: str, blocks: int, precision: torch.dtype = torch.float32) -> PrefixCache | None:
+        encoder = load_encoder(folders[family])
+        assert isinstance(encoder, TextEncoder)
+        freeze_prefix(encoder, blocks)
+        keep_prefix(encoder, 1, precision)
+        return encoder.cache
+
+    first = kept("bert", 2)
+    assert first is not None
+    assert kept("bert", 2) is first
+    assert kept("bert", 1) is not first
+    assert kept("roberta", 2) is not first
+    assert kept("bert", 2, torch.bfloat16) is not kept("bert", 2)
+
+
+def test_nothing_frozen_is_nothing_to_keep_and_pictures_are_refused(folders):
+    encoder = load_encoder(folders["bert"])
+    assert isinstance(encoder, TextEncoder)
+    keep_prefix(encoder, 1, torch.float32)
+    assert encoder.cache is None
+    with pytest.raises(ConfigError, match=r"backbone.cache is 5, but only texts are kept.*Set it to 0"):
+        keep_prefix(load_encoder(folders["vit"]), 5, torch.float32)
+
+
+@pytest.mark.parametrize("modality", ["text", "token"])
+@pytest.mark.parametrize("method", ["bace", "derpp"])
+def test_a_run_with_a_cache_scores_as_without_and_resumes_exactly(tiny, tmp_path, modality, method):
+    changes = {"method": method, "backbone.freeze": 1}
+    plain = bace.run(tiny.settings(modality, **changes))
+    points = [("step", 5), ("evaluate", 2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bace.runner.Trainer", copying_at(points, tmp_path))
+        cached = bace.run(tiny.settings(modality, **changes, **{"backbone.cache": 10}), out=tmp_path / "copied")
+    assert cached.metrics["A"] == pytest.approx(plain.metrics["A"], abs=1e-3)
+    assert cached.metrics["passes"] < plain.metrics["passes"]
+    for kind, count in points:
+        _newest.cache_clear()  # as in another process
+        bace.run(resume=tmp_path / f"{kind}-{count}")
+        assert_same(final_state(tmp_path / "copied"), final_state(tmp_path / f"{kind}-{count}"))
