@@ -103,7 +103,8 @@ ROWS: list[Row] = [
     run("unknown method", "--method bacee", "no method 'bacee'", "Did you mean 'BaCE'"),
     run("unknown benchmark", "--benchmark digitz", "no benchmark 'digitz'", "Did you mean 'digits'"),
     run("unknown backbone", "--backbone minilmm", "backbone 'minilmm'", "Did you mean 'minilm'"),
-    run("unknown flag", "--memroy 3", "no setting 'memroy'", "Did you mean 'memory.size'"),
+    run("unknown flag", "--memroy 3", "no setting 'memroy'", "Did you mean 'memory'"),
+    run("unknown flag of a section", "--methd ER", "no setting 'methd'", "Did you mean 'method'"),
     run("unknown nested flag", "--train.lrr 3", "no setting 'train.lrr'", r"Did you mean 'train\.lr'"),
     run("unknown section", "--trian.lr 3", "no setting 'trian.lr'", r"Did you mean 'train\.lr'"),
     run(
@@ -135,7 +136,7 @@ ROWS: list[Row] = [
     run("an option without a value", "--out", "--out needs a value"),
     run("an option with an empty value", "--out=", "--out needs a value"),
     run("a setting without a value", "--train.lr --seed 3", "--train.lr needs a value"),
-    run("a stray word", "--benchmark.tasks 2 1 2", "'1' is not expected", r"\[2,1,2\]"),
+    run("a stray word", "--benchmark.tasks 2 1 2", "'1' is not expected behind '--benchmark.tasks 2'", r"\[2,1,2\]"),
     cli("seeds that are no number", "compare --method ER --seeds two", "--seeds is 'two'", "whole number"),
     cli("no seeds", "compare --method ER --seeds 0", "--seeds is '0'", "at least 1"),
     cli("a method cut short", "compare --method BaCE(W0=1", r"'BaCE\(W0=1'", r"write .*'BaCE\(W0=1, alpha=0\)'"),

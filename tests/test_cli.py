@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from run_folders import write_run
 
 import bace
 from bace.cli import main, methods_asked
@@ -62,6 +63,37 @@ def test_help_and_version_answer_without_importing_torch() -> None:
     for command in ("demo", "run", "compare", "report", "list", "check", "predict"):
         assert f"bace {command} " in done.stdout
     assert bace.__version__ in done.stdout.splitlines()
+
+
+OPTIONS = {
+    "demo": ["--out"],
+    "compare": ["--method", "--seeds", "--seed", "--out", "--config"],
+    "report": ["--out"],
+    "list": ["--json"],
+    "check": ["--path", "--json"],
+    "predict": ["--json"],
+    "paper": ["--scale", "--seeds", "--out", "--dry_run", "--csv", "--latex"],
+    "run": ["--out", "--resume", "--config", "--print_config", "--train.lr"],
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_help_of_a_command_names_its_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = say(capsys, command, "--help")
+    assert page.startswith(f"bace {command} ")
+    assert [option for option in OPTIONS[command] if option not in page] == []
+    assert say(capsys, "help", command) == page
+
+
+def test_help_of_an_unknown_command_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "compere"]) == 2
+    assert "there is no command 'compere'. Did you mean 'compare'?" in capsys.readouterr().err
+
+
+def test_report_names_the_runs_that_are_not_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done, cut = write_run(tmp_path / "done"), write_run(tmp_path / "cut", seed=1, finished=False)
+    told = say(capsys, "report", str(done), str(cut), "--out", str(tmp_path / "page.html"))
+    assert f"unfinished (bace run --resume DIR): {cut}\n" in told
 
 
 @pytest.mark.parametrize("kind", ["methods", "benchmarks", "backbones"])

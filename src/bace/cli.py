@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bace.errors import BaceError, ConfigError, nearest
+from bace.help import PAGES
 
 USAGE = """\
 bace - class-incremental learning with pre-trained transformers
@@ -30,7 +31,7 @@ bace - class-incremental learning with pre-trained transformers
 Settings: --benchmark NAME --method NAME --backbone NAME --memory N --seed N, --studies probing tracking gallery bias,
 and all others by their full name (--method.alpha 2, --train.lr 0.01); --config FILE.yaml reads them from a file,
 --print_config shows them all, `bace run --method M --help` explains them. M may be your own class:
---method mypackage.MyMethod.
+--method mypackage.MyMethod. `bace COMMAND --help` explains the other commands.
 """
 
 
@@ -58,10 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def answer(words: list[str], commands: dict[str, Callable[[list[str]], None]]) -> int:
     """Run the command; the exit status is 2 for what the user can put right."""
-    asks_help = bool({"-h", "--help"} & set(words))
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
-        if not words or words[0] == "help" or (asks_help and words[0] not in ("run", "paper")):
+        if not words or words[0] in HELP:
             print(USAGE, end="")
+        elif HELP.keys() & set(words) and words[0] in PAGES:
+            print(PAGES[words[0]], end="")
         elif words[0] == "--version":
             from bace import __version__
 
@@ -181,6 +185,8 @@ def show_report(folders: list[Path], page: Path, *, ranked: bool = False) -> Non
     if ranked:
         rows.sort(key=lambda row: row.A_last.mean if row.A_last else 0.0, reverse=True)
     print_table(rows, Console(width=None if sys.stdout.isatty() else 120))
+    if unfinished := [str(run.folder) for run in runs if run.metrics is None]:
+        print(f"not in the table, because unfinished (bace run --resume DIR): {', '.join(unfinished)}")
     print(f"page: {write_page(runs, page)}")
 
 

@@ -97,12 +97,15 @@ def flag_values(flags: Sequence[str]) -> dict[str, str]:
     """{"seed": "1"} of `--seed 1`; the last of a repeated flag wins."""
     found: dict[str, str] = {}
     words = expand_shorthands(flags)
+    before = ""
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
             raise ConfigError(
-                f"'{word}' is not expected here: a setting is written --name value, a list in one word, '[2,1,2]'"
+                f"'{word}' is not expected {before or 'here'}: a setting is written --name value, a list in one word, "
+                "'[2,1,2]'"
             )
+        before = f"behind '{word} {words[0]}'" if words else ""
         if not words or words[0].startswith("--"):
             raise ConfigError(f"{word} needs a value")
         values = [words.pop(0)]
@@ -221,8 +224,9 @@ def _unknown_setting(key: str, valid: Sequence[str], method: str) -> str:
     section, dot, name = key.partition(".")
     siblings = [v.partition(".")[2] for v in valid if v.startswith(f"{section}.")] if dot else []
     if not siblings:
-        sections = {v.partition(".")[0] for v in valid}
-        hint = nearest(key, valid) if "Did you mean" in nearest(key, valid) else nearest(section, sections)
+        hint = nearest(key, [*SHORT, *valid])
+        if "Did you mean" not in hint:
+            hint = nearest(section, {v.partition(".")[0] for v in valid})
         return f"there is no setting '{key}'.{hint} `bace run --help` explains them all."
     of = f"{find_method(method).title} has" if section == "method" else "there is"
     hint = nearest(name, siblings).replace("you mean '", f"you mean '{section}.")
