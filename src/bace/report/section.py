@@ -1,0 +1,441 @@
+"""The part of the report page that is about one benchmark."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, NamedTuple
+
+from bace.report import figures, setting_figures
+from bace.report.figures import Figure
+from bace.report.markup import cell, chip, count, grid, heading, part, scale, slug, sortable
+from bace.report.runs import Group, Row, Run, Stat, flatten, leaf
+
+Published = Mapping[tuple[str, str], tuple[float, float | None]]  # (method, metric) -> mean, deviation
+
+# Column of the table, what it is, and whether more is better.
+COLUMNS = (
+    ("A_last", "average score over all tasks after the last one (%)", True),
+    ("A_avg", "mean of that average over all steps (%)", True),
+    ("FGT", "forgetting: mean drop from a task's best score to its last (points)", False),
+    ("FWT", "forward transfer: mean score on a task before learning it, above chance (points)", True),
+    ("seconds", "wall-clock time", False),
+)
+
+
+# What a run costs: the name in `Metrics`, for the reader, the unit, and what it is.
+COSTS = (
+    ("seconds", "Time", "seconds", "wall-clock, of a whole run"),
+    ("passes", "Passes", "passes", "of examples through the encoder, forward; forward and backward counts three"),
+    ("peak_memory_mb", "Peak memory", "MB", "most that was in use"),
+    ("kept_mb", "Kept memory", "MB", "networks, statistics and slots held after a task"),
+)
+MOST_GALLERIES = 2
+SHORT_COMMIT = 10  # letters of a commit's name that are enough to find it
+
+
+class Part(NamedTuple):
+    """A heading, a line that helps to read what is below, and that."""
+
+    heading: str
+    aid: str
+    content: str
+
+
+@dataclass
+class Section:
+    """One benchmark: its parts in the order in which they are shown. Each is made if there is something to show.
+
+    Args:
+        made: the methods that ran on it, with their runs.
+        rows: the same, summarised.
+        index: the number of each method, which is its colour everywhere.
+        published: numbers to show beside ours.
+        anchor: its name within the page.
+
+    Attributes:
+        drawn: its figures, by the names that `html` refers to them with.
+    """
+
+    made: Sequence[Group]
+    rows: Sequence[Row]
+    index: dict[str, int]
+    published: Published
+    anchor: str
+    drawn: dict[str, Figure] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.name, self.runs = self.made[0].benchmark, [run for group in self.made for run in group.runs]
+        self.measure = _measure(self.runs)
+        self.many = len(self.made) > figures.MOST_BANDS
+        self.tasks = max(len(run.tasks) for run in self.runs)
+        one_seed = all(len(group.runs) == 1 for group in self.made)
+        self.mean = "" if one_seed else ", mean over seeds"
+        self.spread = "" if one_seed else ", with one sample standard deviation over seeds"
+        self.point = " Point at a line, or touch it, to pick it out." if self.many else ""
+
+    def html(self, *, titled: bool) -> str:
+        """`titled`: with the benchmark's name, which one that is alone does not need."""
+        makers = (
+            self.summary,
+            self.against_published,
+            self.curves,
+            self.task_by_task,
+            self.forgetting,
+            self.probing,
+            self.distances,
+            self.confusion,
+            self.neighbours,
+            self.bias,
+            self.settings_compared,
+            self.loss,
+            self.cost,
+            self.settings,
+        )
+        shown = {}
+        for make in makers:
+            if (made := make()) is not None:
+                shown[f"{self.anchor}-{slug(made.heading)}"] = made
+        links = "".join(f'<li><a href="#{where}">{made.heading}</a></li>' for where, made in shown.items())
+        header = f"<header><h2>{escape(self.name)}</h2>{facts(self.made)}</header>" if titled else ""
+        contents = (
+            f'<nav class="contents" aria-label="Contents of {escape(self.name)}"><ul class="links">{links}</ul></nav>'
+        )
+        parts = "".join(part(*made, where) for where, made in shown.items())
+        return f'<section class="benchmark" id="{self.anchor}">{header}{contents}{parts}</section>'
+
+    # -- plots
+
+    def plot(self, kind: str, figure: Figure, shape: str = "wide", style: str = "") -> str:
+        key = f"{self.anchor}-{kind}"
+        self.drawn[key] = figure | {"file": slug(f"{self.name}-{kind}")}
+        if figure.get("many"):
+            style = f"--height: {max(27.0, 6 + 1.2 * len(self.made)):.1f}rem"
+        elif shape == "wide":
+            style = f"--rows: {figures.legend_rows(self.made)}"
+        return f'<div class="plot {shape}" data-figure="{key}" style="{style}"></div>'
+
+    def tall(self, kind: str, figure: Figure, labels: Iterable[str]) -> str:
+        """A plot with a line of its own for each method, whose label may be broken."""
+        lines = sum(0.9 + 0.9 * (label.count("<br>") + 1) for label in labels)
+        return self.plot(kind, figure, "tall", f"--lines: {lines:.1f}rem")
+
+    def small(self, kind: str, group: Group, figure: Figure, note: str = "", shape: str = "square") -> str:
+        """A plot of one method."""
+        caption = f"<figcaption>{chip(group.label, self.index)}<small>{note}</small></figcaption>"
+        number = self.index[group.label]  # slugs may coincide
+        drawing = self.plot(f"{kind}-{slug(group.label)}-{number}", figure, shape)
+        return f'<figure data-method="{escape(group.label)}">{caption}{drawing}</figure>'
+
+    def each(self, kind: str, make: Callable[[Group], Figure | None]) -> str:
+        """The methods that have this figure, side by side; empty if none has."""
+        found = [(group, figure) for group in self.made if (figure := make(group)) is not None]
+        if not found:
+            return ""
+        figures.same_scale([figure for _, figure in found])
+        return grid([self.small(kind, group, figure, shape="landscape") for group, figure in found], large=True)
+
+    # -- parts
+
+    def summary(self) -> Part:
+        return Part("Summary", "", _table(self.rows, self.index, self.published))
+
+    def against_published(self) -> Part | None:
+        pairs = _against(self.rows, self.published, "A_last")
+        if not pairs:
+            return None
+        aid = "A filled circle is our A_last, an open one the published number of the same method."
+        figure = figures.against(pairs, self.index, "A_last (%)")
+        return Part("Ours and published", aid, self.tall("published", figure, (label for label, _, _ in pairs)))
+
+    def curves(self) -> Part:
+        with_band = "" if self.many else self.spread
+        aid = (
+            f"Each line is the average {self.measure} over the tasks seen so far{with_band}: "
+            f"the flatter, the less is lost.{self.point}"
+        )
+        content = self.plot("curves", figures.curves(self.made, self.index, self.measure))
+        if self.many:
+            table = figures.by_task(self.made, lambda run: run.metrics.A if run.metrics else (), "%", "tasks learned")
+            content += scale() + self.tall("curves-table", table, table["data"][0]["y"])
+        return Part(f"{self.measure[0].upper()}{self.measure[1:]} over tasks", aid, content)
+
+    def task_by_task(self) -> Part:
+        aid = (
+            f"Row t is the model after task t, column i its {self.measure} on task i (%{self.mean}): "
+            "a column that fades downwards is a task being forgotten."
+        )
+        maps = [self.small("matrix", group, figures.matrix(group, self.measure)) for group in self.made]
+        return Part("Task by task", aid, scale() + grid(maps, large=self.tasks > figures.MOST_SMALL))
+
+    def forgetting(self) -> Part:
+        if self.tasks == 1:
+            return Part("Forgetting", "With a single task there is nothing to forget yet.", "")
+        over = self.mean if self.many else self.spread
+        aid = f"Points lost from a task's best {self.measure} to its last{over}; below zero, the task improved."
+        figure = figures.forgetting(self.made, self.index)
+        if self.many:
+            return Part("Forgetting", aid, scale("points") + self.tall("forgetting", figure, figure["data"][0]["y"]))
+        return Part("Forgetting", aid, self.plot("forgetting", figure))
+
+    def probing(self) -> Part | None:
+        aid = (
+            "What the model's own head gets right (observed) against fresh classifiers, trained on all data of the "
+            f"tasks so far over its frozen features{self.spread}: the gap is knowledge that the head does not reach."
+        )
+        content = self.each("probing", figures.probing)
+        return Part("Probing", aid, content) if content else None
+
+    def distances(self) -> Part | None:
+        aid = (
+            "Distance between the mean feature of a class and its row in the head. First by task, each line from the "
+            "task's own time on; then over new, old and all classes."
+        )
+        by_task, by_age = self.each("distance", figures.distances), self.each("new-old", figures.new_and_old)
+        return Part("Distances", aid, _distance_table(self.made, self.index) + by_task + by_age) if by_task else None
+
+    def confusion(self) -> Part | None:
+        found = [(group, *drawn) for group in self.made if (drawn := figures.confusion(group)) is not None]
+        if not found:
+            return None
+        aid = (
+            "Each row shows what the last model takes a class for (% of that class); lines part the tasks, "
+            "so colour outside the blocks on the diagonal is confusion between old and new."
+        )
+        maps = [
+            self.small("confusion", group, figure, f" {used} of {len(group.runs)} seeds" * (used < len(group.runs)))
+            for group, figure, used in found
+        ]
+        classes = max(len(figure["data"][0]["z"]) for _, figure, _ in found)
+        return Part("Confusion", aid, scale() + grid(maps, large=classes > figures.MOST_SMALL))
+
+    def neighbours(self) -> Part | None:
+        galleries = [gallery for group in self.made if (gallery := _gallery(group, self.index))]
+        if not galleries:
+            return None
+        aid = "Examples and their nearest neighbours in feature space, nearest first, with distances."
+        key = (
+            '<p class="note"><span class="same">✓ of the same class</span> <span class="other">✗ of another</span></p>'
+        )
+        return Part("Neighbours", aid, key + grid(galleries, large=True, most=MOST_GALLERIES, kind="galleries"))
+
+    def bias(self) -> Part | None:
+        aid = "What it learned: the logits of new classes become A times the logit plus B."
+        content = self.each("bias", figures.bias)
+        return Part("Bias correction", aid, content) if content else None
+
+    def settings_compared(self) -> Part | None:
+        compared = setting_figures.compared(self.made)
+        if not compared:
+            return None
+        aid = f"Where methods ran with several values of a setting{self.spread}."
+        shown = [
+            f"<figure><figcaption>{escape(caption)}</figcaption>"
+            f"{self.plot(f'compared-{slug(caption)}', figure, 'landscape')}</figure>"
+            for caption, figure in compared.items()
+        ]
+        return Part("Settings compared", aid, grid(shown, large=True))
+
+    def loss(self) -> Part | None:
+        figure = figures.losses(self.made, self.index)
+        if figure is None:
+            return None
+        aid = "Mean loss of each epoch; methods minimise different sums, so compare shapes rather than heights."
+        return Part("Training loss", aid + self.point, self.plot("loss", figure))
+
+    def cost(self) -> Part | None:
+        costs = []
+        for measured, name, unit, meaning in COSTS:
+            if (bar := figures.cost(self.made, self.index, measured, unit)) is not None:
+                kind = "cost" if measured == "seconds" else f"cost-{slug(measured)}"
+                bars = self.tall(kind, bar, [trace["y"][0] for trace in bar["data"]])
+                costs.append(f"<figure><figcaption>{name} <small>{meaning}</small></figcaption>{bars}</figure>")
+        if not costs:
+            return None
+        aid = (
+            f"Of one run{self.spread}. Seconds are comparable only if all ran on the same machine, and nothing beside."
+        )
+        return Part("Cost", aid, grid(costs, large=len(costs) > 1, most=2 * len(COSTS), kind="costs"))
+
+    def settings(self) -> Part:
+        aid = "What each method ran with: seeds, commit, versions and the complete configuration."
+        configurations = "".join(_settings(group, self.index) for group in self.made)
+        return Part("Settings", aid, _skipped(self.made) + configurations)
+
+
+def facts(made: Sequence[Group]) -> str:
+    runs = [run for group in made for run in group.runs]
+    sizes = sorted({(len(run.tasks), sum(len(task.classes) for task in run.tasks)) for run in runs})
+    seeds = [tuple(run.seed for run in group.runs) for group in made]
+    counts = sorted({len(s) for s in seeds})
+    facts = {
+        "Benchmark": made[0].benchmark + (f" ({runs[0].modality})" if runs[0].modality else ""),
+        "Tasks": "; ".join(f"{count(tasks, 'task')}, {count(classes, 'class')}" for tasks, classes in sizes),
+        "Memory": ", ".join(dict.fromkeys(memory for run in runs for memory in _memory(run.config))),
+        "Seeds": f"{counts[0]} ({', '.join(map(str, seeds[0]))})"
+        if len(set(seeds)) == 1
+        else f"{counts[0]} to {counts[-1]} a method"
+        if len(counts) > 1
+        else f"{counts[0]} a method",
+        "Methods": str(len(made)),
+        "Commit": ", ".join(dict.fromkeys(run.commit[:SHORT_COMMIT] for run in runs if run.commit)),
+    }
+    items = (f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items() if value)
+    return f'<dl class="facts">{"".join(items)}</dl>'
+
+
+def _memory(config: dict[str, Any]) -> list[str]:
+    """The memory budget, wherever the configuration keeps it."""
+    found = [
+        value for key, value in flatten(config).items() if leaf(key) == "memory" or f".{key}".endswith(".memory.size")
+    ]
+    return [str(value) for value in found if value is not None]
+
+
+def _measure(runs: Sequence[Run]) -> str:
+    """What the percentages are of."""
+    said = {run.metrics.score for run in runs if run.metrics is not None and run.metrics.score}
+    if len(said) == 1:
+        return said.pop()
+    return "accuracy" if runs[0].modality in ("image", "text") else "score"
+
+
+def _against(rows: Sequence[Row], published: Published, metric: str) -> list[tuple[str, Stat, Stat]]:
+    """Label, our number and the published one, of the rows that have both."""
+    found = []
+    for row in rows:
+        ours, theirs = getattr(row, metric), _printed(row, published, metric)
+        if ours is not None and theirs is not None:
+            found.append((row.label, ours, theirs))
+    return found
+
+
+def _printed(row: Row, published: Published, metric: str) -> Stat | None:
+    """The published number of a row: under its whole label, or else its method's name."""
+    found = published.get((row.label, metric)) or published.get((row.method, metric))
+    return None if found is None else Stat(*found)
+
+
+def _table(rows: Sequence[Row], index: dict[str, int], published: Published) -> str:
+    head = heading("method", "", "") + heading("seeds", "number of runs", "ascending")
+    printed = [name for name, _, _ in COLUMNS if any(_printed(row, published, name) is not None for row in rows)]
+    for name, meaning, more in COLUMNS:
+        first = "descending" if more else "ascending"
+        head += heading(name, meaning, first, "↑" if more else "↓")
+        if name in printed:
+            head += heading("published", f"{name} as published, and ours minus it", first)
+    body = ""
+    for row in rows:
+        label = escape(row.label)
+        body += f'<tr data-method="{label}"><th scope="row" data-value="{label}">{chip(row.label, index)}</th>'
+        body += f'<td class="number" data-value="{len(row.seeds)}">{len(row.seeds)}</td>'
+        for name, _, more in COLUMNS:
+            ours = getattr(row, name)
+            others = [other.mean for r in rows if (other := getattr(r, name)) is not None]
+            best = ours is not None and len(others) > 1 and ours.mean == (max if more else min)(others)
+            body += cell(ours, "best" if best else "")
+            if name in printed:
+                theirs = _printed(row, published, name)
+                body += cell(theirs, "published", f" ({ours.mean - theirs.mean:+.1f})" if ours and theirs else "")
+        body += "</tr>"
+    meanings = "; ".join(f"<b>{name}</b> {escape(meaning)}" for name, meaning, _ in COLUMNS[:4])
+    several = any(len(row.seeds) > 1 for row in rows)
+    return sortable("Summary", head, body) + (
+        f'<p class="note">{"Mean ± sample standard deviation over seeds. " if several else ""}{meanings}. '
+        + ("<b>published</b> the paper's number (in brackets: ours minus it). " if printed else "")
+        + "Arrows point to the better side, the best is bold; a column's heading sorts by it.</p>"
+    )
+
+
+def _distance_table(made: Sequence[Group], index: dict[str, int]) -> str:
+    """The distances of new, old and all classes, where the study has them."""
+    rows = [(group.label, row) for group in made if (row := figures.mean_distances(group))]
+    if not rows:
+        return ""
+    head = heading("method", "", "") + "".join(heading(name, "", "ascending") for name in rows[0][1])
+    body = "".join(
+        f'<tr data-method="{escape(label)}"><th scope="row" data-value="{escape(label)}">{chip(label, index)}</th>'
+        + "".join(cell(distance, decimals=3) for distance in row.values())
+        + "</tr>"
+        for label, row in rows
+    )
+    note = "last: after the last task; average: over the tasks from the second on; old - new: after the last task."
+    return sortable("Distances", head, body) + f'<p class="note">{note}</p>'
+
+
+def _gallery(group: Group, index: dict[str, int]) -> str:
+    """The gallery of the first seed that has one: a part that opens for each task, the first of them open."""
+    for run in group.runs:
+        tasks = run.studies.get("gallery", {}).get("tasks")
+        if tasks:
+            note = f" seed {run.seed}" if len(group.runs) > 1 else ""
+            parts = "".join(
+                f"<details{'' if number else ' open'}><summary>{escape(str(task['task']))}"
+                f"{f' <small>by the {escape(str(eyes))}</small>' if (eyes := task.get('from')) else ''}</summary>"
+                f"{''.join(map(_anchor, task['anchors']))}</details>"
+                for number, task in enumerate(tasks)
+            )
+            heading = f"<figcaption>{chip(group.label, index)}<small>{note}</small></figcaption>"
+            file = slug(f"{group.benchmark}-neighbours-{group.label}")
+            attributes = f'class="gallery" data-method="{escape(group.label)}" data-file="{file}"'
+            return f"<figure {attributes}>{heading}{parts}</figure>"
+    return ""
+
+
+def _anchor(anchor: dict[str, Any]) -> str:
+    neighbours = "".join(_example(neighbour, "li") for neighbour in anchor["neighbours"])
+    return f'<div class="anchor">{_example(anchor, "div")}<ol>{neighbours}</ol></div>'
+
+
+def _example(example: dict[str, Any], tag: str) -> str:
+    """A picture or text with its label: plain for an anchor, green or red for a neighbour."""
+    label = escape(str(example["label"]))
+    if example.get("image") is None:
+        text = example["text"]
+        begin, end = map(int, example.get("word") or (0, 0))  # the word that the label is for
+        word = f"<mark>{escape(text[begin:end])}</mark>" if end else ""
+        shown = f"<blockquote>{escape(text[:begin])}{word}{escape(text[end:])}</blockquote>"
+    else:
+        shown = f'<img src="data:image/png;base64,{example["image"]}" alt="{label}">'
+    if "same" not in example:
+        return f'<{tag} class="example">{shown}<b>{label}</b></{tag}>'
+    kind, mark = ("same", "✓") if example["same"] else ("other", "✗")
+    distance = f"<small>{example['distance']:.3f}</small>"
+    return f'<{tag} class="example">{shown}<span class="{kind}">{mark} {label}</span>{distance}</{tag}>'
+
+
+def _skipped(made: Sequence[Group]) -> str:
+    """Which studies were not made, and why."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for group in made:
+        for name, study in group.runs[0].studies.items():
+            if "skipped" in study:
+                reasons.setdefault((name, str(study["skipped"])), []).append(group.label)
+    items = "".join(
+        f"<li>{escape(name)} of {escape(', '.join(labels))}: {escape(reason)}</li>"
+        for (name, reason), labels in reasons.items()
+    )
+    return f"<p>Studies that were not made:</p><ul>{items}</ul>" if items else ""
+
+
+def _settings(group: Group, index: dict[str, int]) -> str:
+    commits = list(dict.fromkeys((run.commit or "unknown")[:SHORT_COMMIT] for run in group.runs))
+    rows = "".join(
+        f'<tr><td class="number">{run.seed}</td><td>{escape(run.folder.name)}</td>'
+        f"<td>{escape(run.commit or 'unknown')}</td>"
+        f'<td class="number">{"-" if run.threads is None else run.threads}</td></tr>'
+        for run in group.runs
+    )
+    first = group.runs[0]
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    tasks = "".join(f"<li>{escape(task.name)}: {escape(', '.join(task.classes))}</li>" for task in first.tasks)
+    config = json.dumps(first.config, indent=2, ensure_ascii=False)
+    return (
+        f'<details data-method="{escape(group.label)}"><summary>{chip(group.label, index)} '
+        f"<small>commit {escape(', '.join(commits))}</small></summary>"
+        '<div class="scroll"><table><thead><tr><th class="number">seed</th><th>folder</th><th>commit</th>'
+        f'<th class="number">threads</th></tr></thead><tbody>{rows}</tbody></table></div>'
+        + (f"<p>{escape(versions)}</p>" if versions else "")
+        + f"<p>Configuration of seed {first.seed}:</p><pre>{escape(config)}</pre><p>Tasks of seed {first.seed}:</p>"
+        f'<ol class="tasks">{tasks}</ol></details>'
+    )
