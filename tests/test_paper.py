@@ -21,7 +21,9 @@ from bace.data.benchmarks import BENCHMARKS
 from bace.methods import METHODS, find_method
 from bace.paper import catalogue, claims, cost, results
 from bace.paper.catalogue import CIFAR, ENTRIES, HARD, Block, Cell, Entry, all_published, published, rows_of
-from bace.paper.claims import CLAIMS, Comparison, Encoded, Outcome, Untestable, judge, printed_value, together
+from bace.paper.claims import Outcome, judge, printed_value, together
+from bace.paper.comparisons import Among, Comparison, Leaf, greater, lies, rising, spread, within
+from bace.paper.statements import CLAIMS, FOUR, SMALL, Encoded, Untestable
 from bace.report.runs import load_runs
 from bace.settings import valid_settings
 
@@ -626,13 +628,13 @@ def test_the_interval_is_students(values: list[float]) -> None:
     assert claims.confidence_interval(values) == pytest.approx(expected)
 
 
-def of(*columns: dict[int, float | None]) -> Callable[[claims.Leaf], dict[int, float | None]]:
+def of(*columns: dict[int, float | None]) -> Callable[[Leaf], dict[int, float | None]]:
     """Numbers of the leaves in the order in which they are asked for."""
     asked = iter(columns)
     return lambda leaf: next(asked)
 
 
-AT = claims.SMALL[0]
+AT = SMALL[0]
 
 
 @pytest.mark.parametrize(
@@ -649,13 +651,13 @@ AT = claims.SMALL[0]
     ],
 )
 def test_a_comparison_is_judged_by_paired_seeds(bace: Any, er: Any, verdict: str, seeds: int) -> None:
-    outcome = judge(claims.greater(AT("BaCE"), AT("ER")), of(bace, er))
+    outcome = judge(greater(AT("BaCE"), AT("ER")), of(bace, er))
     assert (outcome.verdict, outcome.seeds) == (verdict, seeds)
 
 
 def test_pairing_removes_what_seeds_have_in_common() -> None:
     bace, er = {0: 90.0, 1: 50.0, 2: 70.0}, {0: 88.0, 1: 48.5, 2: 67.5}
-    outcome = judge(claims.greater(AT("BaCE"), AT("ER")), of(bace, er))
+    outcome = judge(greater(AT("BaCE"), AT("ER")), of(bace, er))
     assert outcome.verdict == "supported"
     assert outcome.mean == pytest.approx(2)
     half = 4.302652729911275 * 0.5 / 3**0.5  # t of two degrees of freedom
@@ -663,7 +665,7 @@ def test_pairing_removes_what_seeds_have_in_common() -> None:
 
 
 def test_within_is_supported_only_by_an_interval_inside() -> None:
-    near = claims.within(AT("BaCE"), AT("ER"), 1)
+    near = within(AT("BaCE"), AT("ER"), 1)
     zero = {0: 0.0, 1: 0.0, 2: 0.0}
     assert judge(near, of({0: 0.1, 1: -0.1, 2: 0.0}, zero)).verdict == "supported"
     assert judge(near, of({0: 2.1, 1: 1.9, 2: 2.0}, zero)).verdict == "not supported"
@@ -691,9 +693,9 @@ def test_within_is_supported_only_by_an_interval_inside() -> None:
 )
 def test_verdicts_together(verdicts: str, need: int, expected: str) -> None:
     names = {"s": "supported", "n": "not supported", "u": "undecided", "m": "missing runs", "-": "not measured"}
-    parts = tuple(claims.lies(AT(method), 0) for method in ("ER", "BiC", "DDE", "BaCE")[: len(verdicts)])
+    parts = tuple(lies(AT(method), 0) for method in ("ER", "BiC", "DDE", "BaCE")[: len(verdicts)])
     given_verdicts: Any = {id(part): names[letter] for part, letter in zip(parts, verdicts, strict=True)}
-    assert together(claims.Among(parts, need), lambda part: given_verdicts[id(part)]) == expected
+    assert together(Among(parts, need), lambda part: given_verdicts[id(part)]) == expected
 
 
 def test_quantities_compute_in_order() -> None:
@@ -702,12 +704,12 @@ def test_quantities_compute_in_order() -> None:
     assert (0.5 * (a - b) + b).compute([5, 3, 10]) == 11
     assert abs(b - a).compute([3, 5]) == 2
     assert ((a - b) / (a + b)).compute([5, 3, 6, 2]) == 0.25
-    assert claims.spread([a, b], "x").compute([1, 4]) == 3
-    assert [c.quantity.compute([2, 1]) for c in claims.rising([a, b]).comparisons()] == [1]
+    assert spread([a, b], "x").compute([1, 4]) == 3
+    assert [c.quantity.compute([2, 1]) for c in rising([a, b]).comparisons()] == [1]
 
 
 def test_claims_are_told_from_finished_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for place in claims.FOUR:
+    for place in FOUR:
         for method, score in (("ER", 50.0), ("BaCE", 60.0)):
             cell = place(method).leaves[0][0]
             for seed in range(3):
@@ -718,7 +720,7 @@ def test_claims_are_told_from_finished_runs(capsys: pytest.CaptureFixture[str], 
     assert found["C33"].verdict == "supported"  # BaCE over ER, in all four settings
     assert not found["C33"].missing
     assert found["C34"].verdict == "missing runs"
-    assert [str(cell) for cell in found["C34"].missing] == [f"BiC on {place.name}" for place in claims.FOUR]
+    assert [str(cell) for cell in found["C34"].missing] == [f"BiC on {place.name}" for place in FOUR]
     assert found["C16"].verdict == "not testable"
     assert found["C163"].verdict == "undecided"  # supported where there are runs, and others are missing
     assert found["C71"].verdict == "missing runs"

@@ -174,7 +174,7 @@ def chance_purity(found: Finished) -> float | None:
 
 
 NUMBERS: dict[str, Callable[[Finished], float | None]] = {
-    **{name: _of_metrics(name) for name in ("A_last", "A_avg", "FGT", "FWT", "seconds")},
+    **{name: _of_metrics(name) for name in ("A_last", "A_avg", "FGT", "FWT", "seconds", "kept_mb")},
     "Acc": _of_metrics("A_last"),
     "Prob.Acc": lambda found: last(probing(found)),
     "gap": lambda found: less(last(probing(found)), found.metrics.A_last),
