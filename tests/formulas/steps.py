@@ -57,6 +57,25 @@ def learned_before(tiny: Any, modality: str, method: dict[str, Any], task: int, 
     return trainer
 
 
+def some(method: Any, count: int = 4) -> Batch:
+    """The first examples of the current task, as the epoch sees them."""
+    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
+    return found
+
+
+def some_of_all(method: Any, count: int = 4) -> Batch:
+    """Examples from all over the current task, whose classes come one after another."""
+    ids = method.stream[method.now.task].train
+    found: Batch = method.stream.batch(ids[:: len(ids) // count][:count].contiguous(), view=method.now.view())
+    return found
+
+
+def features_of(encoder: Any, batch: Batch) -> Array:  # (examples, width)
+    """Class tokens."""
+    with torch.no_grad():
+        return array(encoder(batch.inputs)[:, 0])
+
+
 def begin(trainer: Trainer, task: int) -> None:
     enter(trainer, task)
     stand_at(trainer, trainer.method.stages(trainer.stream[task])[0])

@@ -7,18 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from steps import Array, array, assert_equal_bits, at_task, make, recorded_passes, weights
+from steps import Array, array, assert_equal_bits, at_task, make, recorded_passes, some, weights
 
 from bace.errors import ConfigError
 from bace.methods.agem import AGEM, project
 from bace.stream import Batch
 from bace.trainer import Trainer
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    """The first examples of the current task, as the epoch sees them."""
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def gradient(method: Any, batch: Batch) -> Array:

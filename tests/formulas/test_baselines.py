@@ -15,6 +15,7 @@ from steps import (
     logits_of,
     make,
     recorded_passes,
+    some,
     weights,
 )
 
@@ -22,12 +23,6 @@ import bace
 from bace.models.encoders import load_encoder
 from bace.stream import Batch
 from bace.trainer import At, Trainer
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    """The first examples of the current task."""
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def trained_examples(tiny: Any, method: str | dict[str, Any], **changes: Any) -> tuple[dict[Any, list[list[int]]], Any]:

@@ -15,11 +15,13 @@ from steps import (
     assert_equal_bits,
     at_stage,
     cross_entropy,
+    features_of,
     logits_of,
     make,
     picked,
     recorded_passes,
     softmax,
+    some,
     weights,
 )
 
@@ -41,16 +43,6 @@ def double() -> Iterator[None]:
 
 def beef(**changes: Any) -> dict[str, Any]:
     return {"name": "beef", "init_epochs": 1, "expand_epochs": 1, "fuse_epochs": 1, **changes}
-
-
-def some(method: Any, count: int = 3) -> Batch:
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
-
-
-def features_of(encoder: Any, batch: Batch) -> Array:
-    with torch.no_grad():
-        return array(encoder(batch.inputs)[:, 0])
 
 
 def linear(features: Array, head: Any) -> Array:
@@ -105,7 +97,7 @@ def test_expansion_passes_no_old_encoder(tiny: Any) -> None:
     run = []
     for i, encoder in enumerate(method.model.encoders):
         encoder.register_forward_hook(lambda *_, i=i: run.append(i))
-    method.loss(some(method))
+    method.loss(some(method, 3))
     assert run == [2] * (1 + 3 + 1)  # the loss, three steps of the sampler, the energy term
 
 
@@ -232,7 +224,7 @@ def test_the_energy_term_is_weighted_and_left_out_at_zero(tiny: Any) -> None:
     values = {}
     for weight in (0.0, 0.5, 1.0):
         method, _, _ = at_stage(tiny, "image", beef(energy=weight), "main", 0)
-        terms = method.loss(some(method))
+        terms = method.loss(some(method, 3))
         values[weight] = terms.get("energy")
         assert (method.model.head.forward_prototypes is None) == (weight == 0)
     assert values[0.0] is None
@@ -245,7 +237,7 @@ def test_the_energy_term_is_weighted_and_left_out_at_zero(tiny: Any) -> None:
 def test_fused_logits_in_numpy(tiny: Any) -> None:
     """z of an old class c of task i = (W_old [h_0 .. h_{t-1}])_c + (1 + a_i) (Wb_i h_t + b_i) + c_i; new: Wn h_t."""
     method, _, _ = at_stage(tiny, "image", beef(), "fuse", 2, **UNEQUAL)
-    head, batch = method.model.head, some(method)
+    head, batch = method.model.head, some(method, 3)
     with torch.no_grad():
         head.scale.copy_(torch.tensor([0.3, -0.2]))
         head.shift.copy_(torch.tensor([0.5, 2.0]))

@@ -20,6 +20,7 @@ from steps import (
     make,
     recorded_passes,
     softmax,
+    some,
     weights,
 )
 from torch import Tensor
@@ -43,11 +44,6 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def shown(method: Any, examples: Tensor) -> Batch:

@@ -20,6 +20,7 @@ from steps import (
     make,
     recorded_passes,
     softmax,
+    some,
     take_step,
     weights,
 )
@@ -32,17 +33,11 @@ from bace.trainer import At, Trainer
 OFF = {"dce": False, "odce": False, "adaptive": False, "head": "trained"}
 
 
-def some(method: Any, count: int = 6) -> Batch:
-    """The first sentences of the current task."""
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
-
-
 def wavering(tiny: Any, task: int = 1, **changes: Any) -> Any:
     """A method whose teacher takes some O words for old entities and others not, with its neighbours in that light."""
     settings = {key: changes.pop(key) for key in list(changes) if "." in key}
     method = at_task(tiny, "token", {"name": "cfner", **changes}, task=task, **settings)
-    batch = some(method)
+    batch = some(method, 6)
     with torch.no_grad():
         features = method.teacher(batch).features[batch.targets == 0]
         own, row = method.teacher.head.blocks[0][0].clone(), method.teacher.head.blocks[0][0]
@@ -126,7 +121,7 @@ def test_words_and_their_neighbours_predict_jointly_and_defined_o_words_take_the
     """L = mean_E -log((p + q)/2)[y] + w mean_Q KL, where of a defined O word p is cut to the old labels, q is
     renormalised over them and the teacher is sharpened to its best guess. Replayed words have no neighbours."""
     method = wavering(tiny, task, **{"benchmark.tasks": [2, 1, 2], "train.lr": 0.002})
-    batch = some(method)
+    batch = some(method, 6)
     with recorded_passes() as passes:
         terms = method.loss(batch)
     student, teacher, *neighbours = passes
@@ -172,7 +167,7 @@ def test_a_word_whose_neighbours_are_its_own_likeness_is_learned_by_plain_cross_
     anchors = method.table.anchors
     itself = anchors[:, None].repeat(1, 3)
     method.table = dataclasses.replace(method.table, neighbours=itself)
-    batch = some(method)
+    batch = some(method, 6)
     entity = batch.targets.numpy() != 0
     plain = cross_entropy(logits_of(method.model, batch)[entity], batch.targets.numpy()[entity])
     assert method.loss(batch)["new"].item() == pytest.approx(plain, rel=1e-5)
@@ -200,7 +195,7 @@ def test_where_there_are_too_few_neighbours_those_there_share_their_half_or_the_
     method.stream.tasks[1] = type(task)(1, task.name, task.classes, task.train[:count], task.valid, task.test)
     method.table = None
     method.before_epoch(None)
-    batch = some(method)
+    batch = some(method, 6)
     assert len(method.table.anchors) == int((batch.targets != 0).sum())
     hand = ByHand(method)
     everything = hand.scores()
@@ -214,7 +209,7 @@ def test_where_there_are_too_few_neighbours_those_there_share_their_half_or_the_
 
 def test_the_loss_of_a_sentence_does_not_depend_on_the_order_of_the_task(tiny: Any) -> None:
     method = wavering(tiny)
-    batch = some(method)
+    batch = some(method, 6)
     before = {name: term.item() for name, term in method.loss(batch).items()}
     task = method.stream[1]
     shuffled = task.train[torch.randperm(len(task.train), generator=torch.Generator().manual_seed(1))]
@@ -250,7 +245,7 @@ def test_the_threshold_falls_evenly_to_nothing(tiny: Any) -> None:
 
 def test_only_defined_o_words_above_the_threshold_are_predicted_jointly_the_others_distilled(tiny: Any) -> None:
     method = wavering(tiny, curriculum=5)
-    batch, hand = some(method), ByHand(method)
+    batch, hand = some(method, 6), ByHand(method)
     sure = softmax(logits_of(method.model, batch))[:, :5].max(1)
     defined = [s for s, row in zip(sure, batch.rows.tolist(), strict=True) if row in hand.near and hand.is_defined(row)]
     found = []
@@ -336,7 +331,7 @@ def test_without_neighbours_none_are_looked_for_or_passed(tiny: Any) -> None:
     method = at_task(tiny, "token", {"name": "cfner", **OFF})
     assert method.table is None
     with recorded_passes() as passes:
-        method.loss(some(method))
+        method.loss(some(method, 6))
     assert [p.model is method.model for p in passes] == [True, False]
 
 
@@ -353,7 +348,7 @@ def test_without_distillation_entities_keep_their_neighbours_and_o_words_have_no
     method = at_task(tiny, "token", {"name": "cfner", "lambda_kd": 0.0})
     assert (method.stream.targets[method.table.anchors] != 0).all()
     with recorded_passes() as passes:
-        assert set(method.loss(some(method))) == {"new", "replay"}
+        assert set(method.loss(some(method, 6))) == {"new", "replay"}
     assert all(p.model is method.model for p in passes)  # no teacher
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from steps import Array, array, assert_equal_bits, at_task, enter, make, recorded_passes, weights
+from steps import Array, array, assert_equal_bits, at_task, enter, make, recorded_passes, some, weights
 from torch import Tensor
 
 from bace.errors import ConfigError
@@ -142,11 +142,6 @@ def test_the_order_of_a_batch_does_not_matter() -> None:
 
 
 # -- the step
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def projected(projector: Any, features: Array) -> Array:

@@ -20,6 +20,7 @@ from steps import (
     make,
     recorded_passes,
     softmax,
+    some_of_all,
     weights,
 )
 
@@ -29,12 +30,6 @@ from bace.methods.dde import DDE
 from bace.models.model import Output
 from bace.stream import Batch
 from bace.trainer import At, Trainer
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    ids = method.stream[method.now.task].train
-    found: Batch = method.stream.batch(ids[:: len(ids) // count][:count].contiguous(), view=method.now.view())
-    return found
 
 
 def unit(x: Array) -> Array:
@@ -106,7 +101,7 @@ def test_neighbours_are_searched_in_each_epochs_view_and_never_by_the_student(ti
 
 def test_the_first_task_has_no_neighbours(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "dde"}, task=0)
-    batch = some(method)
+    batch = some_of_all(method)
     assert method.table is None
     loss = method.loss(batch)
     assert loss.keys() == {"new"}
@@ -122,7 +117,7 @@ def test_the_first_task_has_no_neighbours(tiny: Any) -> None:
 def test_loss_is_that_of_half_the_own_prediction_and_half_the_mean_of_the_neighbours(tiny: Any, top_k: int) -> None:
     """Of 50 neighbours only 19 or 20 are there."""
     method = at_task(tiny, "image", {"name": "dde", "top_k": top_k})
-    batch = some(method)
+    batch = some_of_all(method)
     with recorded_passes() as passes:
         loss = method.loss(batch)
     both = next(p.batch for p in passes if p.training)
@@ -142,7 +137,7 @@ def test_loss_is_that_of_half_the_own_prediction_and_half_the_mean_of_the_neighb
 def test_no_gradient_reaches_the_neighbours(tiny: Any) -> None:
     """The gradient is that of -log (p_y + a constant) / 2; neighbours are passed in eval mode and without a graph."""
     method = at_task(tiny, "image", {"name": "dde", "top_k": 3, "lambda_base": 0.0, "margin_weight": 0.0})
-    batch = some(method)
+    batch = some_of_all(method)
     with recorded_passes() as passes:
         loss = method.loss(batch)
     assert [p.training for p in passes].count(True) == 1
@@ -198,7 +193,7 @@ def predictions(method: Any, **numbers: float) -> tuple[Array, Array, Array, Arr
     for name, value in numbers.items():
         getattr(method.removal, name).data.fill_(value)
     method.eval()
-    batch = some(method, 6)
+    batch = some_of_all(method, 6)
     with torch.no_grad():
         h = unit(array(method.model(batch).features))
     rows, e = (unit(array(x)) for x in (method.model.head.weight, method.e))
@@ -210,15 +205,15 @@ def removing(tiny: Any) -> Any:
     method = at_task(tiny, "image", {"name": "dde"}, 2, **{"benchmark.tasks": [2, 1, 2]})
     for step in range(3):
         method.now.step = step
-        method.loss(some(method))
-        method.after_step(some(method))
+        method.loss(some_of_all(method))
+        method.after_step(some_of_all(method))
     return method
 
 
 def test_removing_nothing_leaves_the_logits_as_they_are(tiny: Any) -> None:
     method = removing(tiny)
     got, *_ = predictions(method, a2=0.0)
-    np.testing.assert_array_equal(got, logits_of(method.model, some(method, 6)))
+    np.testing.assert_array_equal(got, logits_of(method.model, some_of_all(method, 6)))
 
 
 def test_removing_all_gives_the_logits_of_what_stands_at_right_angles_to_the_momentum_feature(tiny: Any) -> None:
@@ -325,7 +320,7 @@ def test_dde_without_neighbours_and_removal_is_lucir_bit_for_bit(tiny: Any, moda
 def test_removal_changes_predictions_but_not_the_network(tiny: Any) -> None:
     plain, removed = (bace.run(tiny.settings("image", method={"name": "dde", "a": a})) for a in (0.0, 0.5))
     assert_equal_bits(weights(plain.method.model), weights(removed.method.model))
-    shown = some(at_task(tiny, "image", {"name": "seq"}, task=0))
+    shown = some_of_all(at_task(tiny, "image", {"name": "seq"}, task=0))
     assert not torch.equal(plain.method.predict(shown), removed.method.predict(shown))
 
 

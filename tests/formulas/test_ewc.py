@@ -7,7 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from steps import Array, array, assert_equal_bits, at_task, begin, cross_entropy, logits_of, make, softmax, weights
+from steps import (
+    Array,
+    array,
+    assert_equal_bits,
+    at_task,
+    begin,
+    cross_entropy,
+    logits_of,
+    make,
+    softmax,
+    some,
+    weights,
+)
 
 import bace.fisher
 from bace.errors import ConfigError
@@ -17,12 +29,6 @@ from bace.trainer import At, Trainer
 
 LINEAR = {"head.kind": "linear"}
 pytestmark = pytest.mark.filterwarnings("ignore:EWC")  # the tiny streams learn with a high rate
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    """The first examples of the current task, as the epoch sees them."""
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def learned(tiny: Any, modality: str, tasks: int = 1, method: dict[str, Any] | None = None, **changes: Any) -> Any:

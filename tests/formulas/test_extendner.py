@@ -16,6 +16,7 @@ from steps import (
     make,
     picked,
     recorded_passes,
+    some,
     take_step,
     weights,
 )
@@ -24,12 +25,6 @@ from bace.errors import ConfigError
 from bace.methods.extendner import ExtendNER
 from bace.stream import Batch
 from bace.trainer import Trainer
-
-
-def some(method: Any, count: int = 6) -> Batch:
-    """The first sentences of the current task."""
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def means(values: Array, new: Array, reduction: str) -> float:
@@ -52,8 +47,8 @@ def test_entities_are_under_cross_entropy_and_o_words_distilled_new_and_replayed
 ) -> None:
     """L = mean_E CE(z, y; S) + 2 mean_Q KL(softmax(z'/T) || softmax(z/T) cut to the old columns) T^2."""
     method = at_task(tiny, "token", {"name": "extendner", "reduction": reduction, "tau": tau})
-    take_step(method, some(method))  # away from the teacher
-    batch = some(method)
+    take_step(method, some(method, 6))  # away from the teacher
+    batch = some(method, 6)
     with recorded_passes() as passes:
         terms = method.loss(batch)
     student, teacher = passes
@@ -82,7 +77,7 @@ def test_gradient_of_the_distillation_is_the_soft_max_less_the_teachers_with_zer
     """d KL / d z_c = p_c - p'_c, and p_c for a new label: it is pushed down through the normaliser. A renormalised
     student would leave it alone."""
     method = at_task(tiny, "token", {"name": "extendner", "lambda_kd": 3.0}, **{"memory.size": 0})
-    batch = some(method)
+    batch = some(method, 6)
     take_step(method, batch)
     kept: list[torch.Tensor] = []
     forward = method.model.head.forward
@@ -105,7 +100,7 @@ def test_gradient_of_the_distillation_is_the_soft_max_less_the_teachers_with_zer
 
 def test_a_teacher_sure_of_o_makes_it_cross_entropy_towards_o_over_all_labels(tiny: Any) -> None:
     method = at_task(tiny, "token", {"name": "extendner", "lambda_kd": 1.0}, **{"memory.size": 0})
-    batch = some(method)
+    batch = some(method, 6)
     certain = torch.full((len(batch), 5), -1e4)
     certain[:, 0] = 0.0
     method.teacher.head.forward = lambda features: certain
@@ -117,7 +112,7 @@ def test_a_teacher_sure_of_o_makes_it_cross_entropy_towards_o_over_all_labels(ti
 
 def test_only_words_count_not_their_later_pieces_special_tokens_or_padding(tiny: Any) -> None:
     method = at_task(tiny, "token", {"name": "extendner"}, **{"memory.size": 0})
-    batch = some(method)
+    batch = some(method, 6)
     assert len(batch) < int(batch.inputs["attention_mask"].sum())
     padded = {key: torch.nn.functional.pad(value, (0, 7), value=0) for key, value in batch.inputs.items()}
     padded["input_ids"][padded["attention_mask"] == 0] = 11  # whatever stands there
@@ -132,7 +127,7 @@ def test_only_words_count_not_their_later_pieces_special_tokens_or_padding(tiny:
 
 def test_a_batch_without_entities_is_distilled_alone_and_one_of_entities_alone_is_not(tiny: Any) -> None:
     method = at_task(tiny, "token", {"name": "extendner"}, **{"memory.size": 0})
-    batch = some(method)
+    batch = some(method, 6)
     outside = torch.nonzero(batch.targets == 0).flatten()
     terms = method.loss(picked(batch, outside))
     assert set(terms) == {"distil"}
@@ -146,7 +141,7 @@ def test_a_batch_without_entities_is_distilled_alone_and_one_of_entities_alone_i
 def test_without_distillation_and_replay_only_entities_are_learned_and_no_teacher_is_kept(tiny: Any) -> None:
     """Nothing is learned of O words then."""
     method = at_task(tiny, "token", {"name": "extendner", "lambda_kd": 0.0}, **{"memory.size": 0})
-    batch = some(method)
+    batch = some(method, 6)
     assert method.teacher is None
     with recorded_passes() as passes:
         terms = method.loss(batch)
@@ -163,7 +158,7 @@ def test_all_of_the_memory_is_shuffled_into_the_task_in_the_other_mode(tiny: Any
     (stage,) = method.stages(method.stream[1])
     assert set(method.memory.examples.tolist()) <= set(stage.examples().tolist())
     with recorded_passes() as passes:
-        assert set(method.loss(some(method))) == {"new", "distil"}
+        assert set(method.loss(some(method, 6))) == {"new", "distil"}
     assert len(passes[0].batch.examples) == 6
 
 

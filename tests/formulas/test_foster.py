@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import torch
 from steps import (
-    Array,
     array,
     assert_equal_bits,
     at_stage,
     at_task,
     cross_entropy,
+    features_of,
     logits_of,
     make,
     recorded_passes,
     softmax,
+    some,
     weights,
 )
 
@@ -29,16 +30,6 @@ from bace.trainer import Trainer
 
 def foster(**changes: Any) -> dict[str, Any]:
     return {"name": "foster", "init_epochs": 2, "boost_epochs": 1, "compress_epochs": 1, **changes}
-
-
-def some(method: Any, count: int = 3) -> Batch:
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
-
-
-def features_of(encoder: Any, batch: Batch) -> Array:
-    with torch.no_grad():
-        return array(encoder(batch.inputs)[:, 0])
 
 
 def passed(method: Any, loss: Any, batch: Batch) -> tuple[Any, Batch]:
@@ -89,7 +80,7 @@ def test_boost_loss_in_numpy(tiny: Any, modality: str) -> None:
     with torch.no_grad():
         for p in (head.columns[0], head.biases[0], *teacher.others[0].parameters()):  # away from where they start
             p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
-    terms, both = passed(method, method.boost, some(method))
+    terms, both = passed(method, method.boost, some(method, 3))
     n, y = 3, both.targets.numpy()
     hA, hB = features_of(teacher.encoder, both), features_of(teacher.others[0], both)
     np.testing.assert_allclose(hA, features_of(method.model.encoder, both))  # the old network
@@ -111,19 +102,19 @@ def test_boost_loss_in_numpy(tiny: Any, modality: str) -> None:
 def test_distillation_starts_at_the_entropy_of_the_old_network(tiny: Any) -> None:
     """The old rows are copied and read nothing of the new branch yet, so the teacher says what the old network says."""
     method, _, _ = at_stage(tiny, "image", foster(), "boost")
-    terms, both = passed(method, method.boost, some(method))
+    terms, both = passed(method, method.boost, some(method, 3))
     p = softmax(logits_of(method.model.eval(), both)[:, :2] / 2)
     each = -(p * np.log(p)).sum(1)
     entropy = each[:3].mean() + each[3:].mean()  # of the new rows, and of the replayed ones
     assert terms["distil"].item() == pytest.approx(entropy, rel=1e-5)
     with torch.no_grad():
         method.teacher.head.columns[0].add_(0.3 * torch.randn(2, 16, generator=torch.Generator().manual_seed(2)))
-    assert passed(method, method.boost, some(method))[0]["distil"].item() > entropy + 1e-3
+    assert passed(method, method.boost, some(method, 3))[0]["distil"].item() > entropy + 1e-3
 
 
 def test_without_distillation_its_term_is_left_out(tiny: Any) -> None:
     method, _, _ = at_stage(tiny, "image", foster(lambda_okd=0.0), "boost")
-    assert method.boost(some(method)).keys() == {"new", "replay", "branch new", "branch replay"}
+    assert method.boost(some(method, 3)).keys() == {"new", "replay", "branch new", "branch replay"}
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])
@@ -173,7 +164,7 @@ def test_compress_loss_in_numpy(tiny: Any) -> None:
     """The target is w' softmax(z_T / T), renormalised."""
     options = foster(beta2=0.9, T=3.0)
     method, _, _ = at_stage(tiny, "image", options, "compress", **{"train.replay_ratio": 0.25})
-    (term,), both = passed(method, lambda batch: method.compress(batch).values(), some(method))
+    (term,), both = passed(method, lambda batch: method.compress(batch).values(), some(method, 3))
     w = (1 - 0.9) / (1 - 0.9 ** np.array([4.0, 4.0, 10.0, 10.0]))  # its scale does not matter here
     target = softmax(logits_of(method.teacher, both) / 3) * w
     target /= target.sum(1, keepdims=True)
@@ -185,7 +176,7 @@ def test_compression_starts_from_the_old_network_and_leaves_the_teacher_alone(ti
     old, stream, config = make(tiny, "image", foster())
     Trainer(old, stream, config).learn(stream[0])
     method, trainer, stage = at_stage(tiny, "image", foster(), "compress")
-    batch = some(method)
+    batch = some(method, 3)
     student = method.model.eval()(batch).logits
     assert student.shape == (3, 4)
     assert torch.equal(student[:, :2], old.model.eval()(batch).logits)
@@ -212,7 +203,7 @@ def test_alignment_brings_new_rows_of_the_teacher_to_the_norm_of_the_old_ones(ti
 
 def test_the_student_predicts_and_the_teacher_is_scored_beside_it(tiny: Any) -> None:
     first = at_task(tiny, "image", foster(), task=0).eval()
-    batch = some(first)
+    batch = some(first, 3)
     assert torch.equal(first.predict(batch, "teacher"), first.predict(batch))  # there is none yet
     result = bace.run(tiny.settings("image", method=foster()))
     method, task = result.method, result.method.stream[2]

@@ -7,19 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from steps import array, assert_equal_bits, at_task, cross_entropy, kl_renorm, logits_of, make, recorded_passes, weights
+from steps import (
+    array,
+    assert_equal_bits,
+    at_task,
+    cross_entropy,
+    kl_renorm,
+    logits_of,
+    make,
+    recorded_passes,
+    some,
+    weights,
+)
 from torch import Tensor
 
 import bace
 from bace.errors import ConfigError
 from bace.methods import GD
-from bace.stream import Batch
 from bace.trainer import Trainer
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def moved(module: torch.nn.Module, seed: int) -> None:

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from steps import array, assert_equal_bits, at_task, begin, cross_entropy, logits_of, make, recorded_passes, weights
+from steps import (
+    array,
+    assert_equal_bits,
+    at_task,
+    begin,
+    cross_entropy,
+    logits_of,
+    make,
+    recorded_passes,
+    some_of_all,
+    weights,
+)
 from torch import Tensor
 
 import bace
@@ -24,12 +35,6 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    ids = method.stream[method.now.task].train
-    found: Batch = method.stream.batch(ids[:: len(ids) // count][:count].contiguous(), view=method.now.view())
-    return found
 
 
 def hal(**changes: Any) -> dict[str, Any]:
@@ -64,7 +69,7 @@ def test_the_anchor_loss_is_the_squared_change_of_the_anchors_logits_over_one_st
     method = at_task(tiny, modality, hal(), task=2, **{"benchmark.tasks": [2, 1, 1]})
     method.now.lr = 0.3
     with recorded_passes() as passes:
-        loss = method.loss(some(method))
+        loss = method.loss(some_of_all(method))
     both = passes[0].batch
     anchors = anchors_of(method)
     z, z_ahead = logits_of(method.model, anchors), logits_of(ahead_of(method, both, 0.3), anchors)
@@ -83,7 +88,7 @@ def test_its_gradient_moves_both_sides_and_holds_the_look_aheads_gradient_consta
     method = at_task(tiny, "image", hal())
     method.now.lr = 0.3
     with recorded_passes() as passes:
-        method.loss(some(method))
+        method.loss(some_of_all(method))
     moved, anchors = ahead_of(method, passes[0].batch, 0.3), anchors_of(method)
     theta = list(method.model.parameters())
     source = torch.Generator().manual_seed(1)
@@ -99,7 +104,7 @@ def test_its_gradient_moves_both_sides_and_holds_the_look_aheads_gradient_consta
         return float(2 * ((logits_of(here, anchors) - logits_of(there, anchors)) ** 2).sum(1).mean())
 
     expected = (value(1e-5) - value(-1e-5)) / 2e-5
-    gradient = torch.autograd.grad(method.loss(some(method))["anchor"], theta, materialize_grads=True)
+    gradient = torch.autograd.grad(method.loss(some_of_all(method))["anchor"], theta, materialize_grads=True)
     found = sum(float((g * d).sum()) for g, d in zip(gradient, direction, strict=True))
     assert abs(expected) > 1e-3
     assert found == pytest.approx(expected, rel=1e-5)
@@ -110,7 +115,7 @@ def test_the_loss_leaves_parameters_gradients_and_the_optimiser_as_they_were(tin
     for p in method.model.parameters():
         p.grad = torch.ones_like(p)
     before = weights(method.model)
-    method.loss(some(method))
+    method.loss(some_of_all(method))
     assert_equal_bits(weights(method.model), before)
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in method.model.parameters())
 
@@ -121,14 +126,14 @@ def test_without_a_learning_rate_nothing_changes_on_anchors_even_with_dropout(ti
     method = at_task(tiny, modality, hal(), **backbone)
     assert method.model.has_dropout == (modality == "text")
     method.now.lr = 0.0
-    assert method.loss(some(method))["anchor"].item() == 0
+    assert method.loss(some_of_all(method))["anchor"].item() == 0
     method.now.lr = 0.1
-    assert method.loss(some(method))["anchor"].item() > 0
+    assert method.loss(some_of_all(method))["anchor"].item() > 0
 
 
 def test_frozen_parameters_take_no_part_in_the_look_ahead(tiny: Any) -> None:
     method = at_task(tiny, "image", hal(), **{"backbone.freeze": 1})
-    loss = method.loss(some(method))
+    loss = method.loss(some_of_all(method))
     loss["anchor"].backward()
     assert all(p.grad is None or not p.grad.any() for p in method.model.encoder.blocks[0].parameters())
     assert loss["anchor"].item() > 0
@@ -420,7 +425,7 @@ def test_the_first_task_replays_nothing_and_later_ones_half_a_batch(tiny: Any) -
 
 
 def some_with_features(method: Any) -> Batch:
-    batch = some(method)
+    batch = some_of_all(method)
     method.loss(batch)
     return batch
 

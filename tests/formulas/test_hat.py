@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from steps import array, assert_equal_bits, at_task, cross_entropy, make, recorded_passes, softmax, weights
+from steps import array, assert_equal_bits, at_task, cross_entropy, make, recorded_passes, softmax, some, weights
 from torch import Tensor, nn
 
 import bace
@@ -21,7 +21,6 @@ from bace.models.encoders import load_encoder
 from bace.models.gates import Gates, TaskNorm
 from bace.models.heads import LinearHead
 from bace.models.model import Model
-from bace.stream import Batch
 from bace.trainer import At, Trainer
 
 SMALL = {"name": "hat", "latent": 6}
@@ -39,11 +38,6 @@ def hat_at(tiny: Any, modality: str = "image", task: int = 1, **options: Any) ->
     method = at_task(tiny, modality, {**SMALL, **options}, task, **{"benchmark.tasks": [2, 2, 1]})
     method.now.step, method.now.steps = 1, 4
     return method
-
-
-def some(method: Any, count: int = 5) -> Batch:
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def sigmoid(x: Any) -> Any:
@@ -167,7 +161,7 @@ def test_the_loss_is_cross_entropy_within_the_task_and_the_openness_of_unused_ga
     tiny: Any, double: None, task: int
 ) -> None:
     method = hat_at(tiny, task=task, lamb=0.3)
-    batch = some(method)
+    batch = some(method, 5)
     scale = 1 / 500 + (500 - 1 / 500) / 4
     loss = method.loss(batch)
     with torch.no_grad(), method.gates.of(task, scale):
@@ -194,7 +188,7 @@ def test_reusing_only_units_in_use_costs_nothing(tiny: Any) -> None:
 
 def test_without_its_weight_the_sparsity_is_left_out(tiny: Any) -> None:
     method = hat_at(tiny, lamb=0.0)
-    assert set(method.loss(some(method))) == {"new"}
+    assert set(method.loss(some(method, 5))) == {"new"}
 
 
 def test_compensated_gradients_are_smax_times_those_of_the_unannealed_gate(tiny: Any, double: None) -> None:
@@ -204,7 +198,7 @@ def test_compensated_gradients_are_smax_times_those_of_the_unannealed_gate(tiny:
         for adapter in adapters(method):
             for seed, layer in enumerate((adapter.down, adapter.up)):
                 layer.weight.normal_(generator=torch.Generator().manual_seed(seed))
-    batch, s = some(method), method.scale  # about 10: |s e| < 36, so that 1 - a is more than rounding
+    batch, s = some(method, 5), method.scale  # about 10: |s e| < 36, so that 1 - a is more than rounding
     torch.stack(list(method.loss(batch).values())).sum().backward()
     method.before_step(batch)
     largest = 0.0
@@ -384,7 +378,7 @@ def test_scores_are_raw_logits_or_softmaxes_of_each_tasks_own_head(tiny: Any) ->
     scores = {}
     for kind in ("logits", "softmax"):
         method = hat_at(tiny, task=2, scores=kind)
-        batch = some(method)
+        batch = some(method, 5)
         method.model.eval()
         with recorded_passes() as passes:
             scores[kind] = array(method.predict(batch))

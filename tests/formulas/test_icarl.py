@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from steps import Array, array, at_task, logits_of, make, recorded_passes
+from steps import Array, array, at_task, logits_of, make, recorded_passes, some
 from torch import Tensor
 
 import bace
@@ -24,11 +24,6 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def sigmoid(z: Array) -> Array:

@@ -16,6 +16,7 @@ from steps import (
     make,
     picked,
     recorded_passes,
+    some_of_all,
     weights,
 )
 
@@ -28,12 +29,6 @@ from bace.stream import Batch
 from bace.trainer import At, Trainer
 
 OFF = {"name": "lucir", "lambda_base": 0.0, "margin_weight": 0.0}
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    ids = method.stream[method.now.task].train
-    found: Batch = method.stream.batch(ids[:: len(ids) // count][:count].contiguous(), view=method.now.view())
-    return found
 
 
 def moved(method: Any) -> Any:
@@ -115,7 +110,7 @@ def test_ranking_without_old_rows_is_zero() -> None:
 @pytest.mark.parametrize("task", [1, 2])
 def test_loss_is_cross_entropy_feature_term_and_ranking(tiny: Any, modality: str, task: int) -> None:
     method = moved(at_task(tiny, modality, {"name": "lucir"}, task, **{"benchmark.tasks": [2, 1, 2]}))
-    batch = some(method)
+    batch = some_of_all(method)
     terms, both = terms_and_pass(method, batch)
     (features, logits), (before, _) = outputs(method.model, both), outputs(method.teacher, both)
     targets, n, old = both.targets.numpy(), len(batch), method.now.known
@@ -133,7 +128,7 @@ def test_loss_is_cross_entropy_feature_term_and_ranking(tiny: Any, modality: str
 def test_loss_of_the_first_task_is_cross_entropy(tiny: Any) -> None:
     for modality in ("image", "token"):
         method = at_task(tiny, modality, {"name": "lucir"}, task=0)
-        batch = some(method)
+        batch = some_of_all(method)
         terms, _ = terms_and_pass(method, batch)
         assert terms.keys() == {"new"}
         logits = outputs(method.model, batch)[1]
@@ -142,7 +137,7 @@ def test_loss_of_the_first_task_is_cross_entropy(tiny: Any) -> None:
 
 def test_on_entities_cross_entropy_leaves_out_o_rows_and_the_feature_term_takes_nothing_else(tiny: Any) -> None:
     method = moved(at_task(tiny, "token", {"name": "lucir"}))
-    batch = some(method)
+    batch = some_of_all(method)
     terms, both = terms_and_pass(method, batch)
     (features, logits), (before, _) = outputs(method.model, both), outputs(method.teacher, both)
     targets, n, old = both.targets.numpy(), len(batch), method.now.known
@@ -160,7 +155,7 @@ def test_on_entities_cross_entropy_leaves_out_o_rows_and_the_feature_term_takes_
 
 def test_on_entities_what_has_no_rows_has_no_term(tiny: Any) -> None:
     method = moved(at_task(tiny, "token", {"name": "lucir"}, **{"train.replay_ratio": 0.0}))
-    batch = some(method)
+    batch = some_of_all(method)
     outside, entity = (picked(batch, torch.nonzero((batch.targets == 0) == o).flatten()) for o in (True, False))
     assert terms_and_pass(method, outside)[0].keys() == {"feature", "margin"}
     terms, _ = terms_and_pass(method, entity)
@@ -170,21 +165,21 @@ def test_on_entities_what_has_no_rows_has_no_term(tiny: Any) -> None:
 
 def test_feature_term_ignores_the_length_of_features(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "lucir"})
-    assert terms_and_pass(method, some(method))[0]["feature"] == pytest.approx(0, abs=1e-5)
+    assert terms_and_pass(method, some_of_all(method))[0]["feature"] == pytest.approx(0, abs=1e-5)
     with torch.no_grad():  # h becomes 3 h
         method.model.encoder.norm.weight *= 3
         method.model.encoder.norm.bias *= 3
-    assert terms_and_pass(method, some(method))[0]["feature"] == pytest.approx(0, abs=1e-5)
+    assert terms_and_pass(method, some_of_all(method))[0]["feature"] == pytest.approx(0, abs=1e-5)
     with torch.no_grad():
         method.model.encoder.norm.weight[0] *= -1
-    assert terms_and_pass(method, some(method))[0]["feature"] > 1e-3
+    assert terms_and_pass(method, some_of_all(method))[0]["feature"] > 1e-3
 
 
 def test_terms_that_are_off_cost_no_pass(tiny: Any) -> None:
     for off, passes in (({}, 2), ({"margin_weight": 0.0}, 2), ({"lambda_base": 0.0}, 1)):
         method = at_task(tiny, "image", {"name": "lucir", **off})
         with recorded_passes() as made:
-            terms = method.loss(some(method))
+            terms = method.loss(some_of_all(method))
         assert len(made) == passes
         assert ("margin" in terms, "feature" in terms) == ("margin_weight" not in off, "lambda_base" not in off)
 
@@ -192,7 +187,7 @@ def test_terms_that_are_off_cost_no_pass(tiny: Any) -> None:
 def test_the_ranking_does_not_move_the_scale(tiny: Any) -> None:
     """It acts on cosines: d/d sigma of z / sigma is 0."""
     method = moved(at_task(tiny, "image", {"name": "lucir"}))
-    (gradient,) = torch.autograd.grad(method.loss(some(method))["margin"], method.model.head.sigma)
+    (gradient,) = torch.autograd.grad(method.loss(some_of_all(method))["margin"], method.model.head.sigma)
     assert abs(gradient.item()) < 1e-5
 
 
@@ -245,7 +240,7 @@ def test_a_class_without_examples_keeps_its_random_row() -> None:
 def test_a_linear_head_is_exchanged_for_a_cosine_head(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "lucir"}, **{"head.kind": "linear"})
     assert isinstance(method.model.head, CosineHead)
-    assert np.abs(outputs(method.model, some(method))[1]).max() <= method.model.head.sigma.item() * (1 + 1e-6)
+    assert np.abs(outputs(method.model, some_of_all(method))[1]).max() <= method.model.head.sigma.item() * (1 + 1e-6)
     own = at_task(tiny, "image", {"name": "lucir"}, task=0, **{"head.sigma_init": 4.0})
     assert own.model.head.sigma.item() == 4
 

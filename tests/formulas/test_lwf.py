@@ -16,20 +16,14 @@ from steps import (
     make,
     recorded_passes,
     softmax,
+    some,
     take_step,
     weights,
 )
 
 from bace.errors import ConfigError
 from bace.methods.lwf import LwF
-from bace.stream import Batch
 from bace.trainer import At, Trainer
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    """The first examples of the current task, as the epoch sees them."""
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def soft_targets(student: Array, teacher: Array, tau: float) -> float:

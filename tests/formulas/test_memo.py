@@ -17,6 +17,7 @@ from steps import (
     logits_of,
     make,
     recorded_passes,
+    some,
     weights,
 )
 
@@ -29,11 +30,6 @@ from bace.trainer import At, Trainer
 
 def memo(**changes: Any) -> dict[str, Any]:
     return {"name": "memo", **changes}
-
-
-def some(method: Any, count: int = 3) -> Batch:
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def features_of(model: Any, tip: int, batch: Batch) -> Array:
@@ -64,7 +60,7 @@ def test_features_of_all_tips_stand_side_by_side(tiny: Any, modality: str) -> No
     with torch.no_grad():
         for i, p in enumerate(method.model.others[1].parameters()):  # the newest is a copy: make it differ
             p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
-    batch = some(method)
+    batch = some(method, 3)
     method.model.eval()
     out = method.model(batch)
     expected = [features_of(method.model, tip, batch) for tip in range(3)]
@@ -77,7 +73,7 @@ def test_the_head_is_as_wide_as_all_tips_and_classifies_by_all_of_them(tiny: Any
         method = at_task(tiny, "image", memo(), task=task, **{"benchmark.tasks": [2, 1, 2]})
         head = method.model.head
         assert head.weight.shape == (classes, (task + 1) * 16)
-        assert method.model(some(method)).features.shape == (3, (task + 1) * 16)
+        assert method.model(some(method, 3)).features.shape == (3, (task + 1) * 16)
     assert [block.shape for block in head.blocks] == [(2, 16), (1, 32), (2, 48)]
     assert [block.shape for block in head.columns] == [(2, 16), (3, 16)]
 
@@ -137,9 +133,9 @@ def test_loss_in_numpy_with_one_target_for_all_old_classes(tiny: Any, reduction:
 
 def test_the_first_task_has_no_auxiliary_classifier_and_a_weight_of_zero_leaves_it_out(tiny: Any) -> None:
     first = at_task(tiny, "image", memo(), task=0)
-    assert first.loss(some(first)).keys() == {"new"}
+    assert first.loss(some(first, 3)).keys() == {"new"}
     off = at_task(tiny, "image", memo(alpha_aux=0.0))
-    assert off.loss(some(off)).keys() == {"new", "replay"}
+    assert off.loss(some(off, 3)).keys() == {"new", "replay"}
     assert off.model.head.auxiliary is None
 
 

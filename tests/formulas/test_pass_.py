@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from steps import array, assert_equal_bits, at_task, cross_entropy, make, recorded_passes, weights
+from steps import array, assert_equal_bits, at_task, cross_entropy, make, recorded_passes, some, weights
 from torch import Tensor
 
 from bace.errors import ConfigError
@@ -17,11 +17,6 @@ from bace.models.heads import AugmentedHead
 from bace.models.model import Model, Output
 from bace.stream import Batch
 from bace.trainer import Trainer
-
-
-def some(method: Any, count: int = 5) -> Batch:
-    found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
-    return found
 
 
 def moved(method: Any) -> None:
@@ -56,7 +51,7 @@ def linear(head: Any, features: Any) -> Any:
 
 def test_every_picture_is_turned_by_quarters_and_labelled_4y_plus_k(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "pass"})
-    batch = some(method)
+    batch = some(method, 5)
     found = method.rotated(batch)
     pixels, labels = turned(batch)
     np.testing.assert_array_equal(found.inputs["pixel_values"].numpy(), pixels)
@@ -67,7 +62,7 @@ def test_every_picture_is_turned_by_quarters_and_labelled_4y_plus_k(tiny: Any) -
 
 def test_texts_have_one_label_a_class_and_are_left_as_they_are(tiny: Any) -> None:
     method = at_task(tiny, "text", {"name": "pass"})
-    batch = some(method)
+    batch = some(method, 5)
     assert method.rotated(batch) is batch
     assert [len(block) for block in method.head.blocks] == [2, 2]
 
@@ -91,7 +86,7 @@ def test_a_rotated_class_is_never_predicted(tiny: Any) -> None:
 def test_the_three_terms_by_numpy(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "pass", "lambda_kd": 3.0, "lambda_proto": 2.0, "temp": 0.5})
     moved(method)
-    batch = some(method)
+    batch = some(method, 5)
     loss = {name: float(term.detach()) for name, term in method.loss(batch).items()}
     pixels, labels = turned(batch)
     student, teacher = features_of(method.model, pixels), features_of(method.teacher, pixels)
@@ -118,14 +113,14 @@ def test_the_feature_distance_of_texts_counts_their_rows(tiny: Any) -> None:
 def test_prototypes_reach_the_head_alone(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "pass"})
     method.model.zero_grad()
-    method.loss(some(method))["prototypes"].backward()
+    method.loss(some(method, 5))["prototypes"].backward()
     for name, p in method.model.named_parameters():
         assert (p.grad is not None and bool(p.grad.any())) == name.startswith("head."), name
 
 
 def test_the_feature_term_is_nothing_and_has_a_finite_gradient_while_student_and_teacher_agree(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "pass"})
-    term = method.loss(some(method))["distil"]
+    term = method.loss(some(method, 5))["distil"]
     assert float(term) == pytest.approx(0, abs=1e-3)
     term.backward()
     assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in method.model.parameters())
@@ -134,10 +129,10 @@ def test_the_feature_term_is_nothing_and_has_a_finite_gradient_while_student_and
 def test_a_weight_of_0_skips_its_passes_and_the_first_task_has_neither(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "pass", "lambda_kd": 0.0, "lambda_proto": 0.0})
     with recorded_passes() as passes:
-        assert set(method.loss(some(method))) == {"new"}
+        assert set(method.loss(some(method, 5))) == {"new"}
     assert len(passes) == 1
     method = at_task(tiny, "image", {"name": "pass"}, task=0)
-    assert set(method.loss(some(method))) == {"new"}
+    assert set(method.loss(some(method, 5))) == {"new"}
 
 
 def test_prototypes_are_drawn_anew_each_step_over_all_old_classes(tiny: Any) -> None:

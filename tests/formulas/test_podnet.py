@@ -13,9 +13,11 @@ from steps import (
     array,
     assert_equal_bits,
     at_task,
+    learned_before,
     make,
     recorded_passes,
     softmax,
+    some_of_all,
     weights,
 )
 from tiny_encoders import save, tiny_inputs, tiny_model
@@ -26,18 +28,11 @@ from bace.losses import nca, pooled_distance
 from bace.methods.podnet import PODNet
 from bace.models.encoders import ImageEncoder, load_encoder
 from bace.models.heads import CosineHead, ProxyHead, kmeans
-from bace.stream import Batch
 from bace.trainer import At, Trainer
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def some(method: Any, count: int = 4) -> Batch:
-    ids = method.stream[method.now.task].train
-    found: Batch = method.stream.batch(ids[:: len(ids) // count][:count].contiguous(), view=method.now.view())
-    return found
 
 
 def moved(method: Any) -> Any:
@@ -192,7 +187,7 @@ def test_one_class_alone_leaves_nothing_to_learn(margin: float | None) -> None:
 @pytest.mark.parametrize("margin", ["as_code", "intended"])
 def test_the_method_takes_the_margin_it_is_told(tiny: Any, margin: str) -> None:
     method = at_task(tiny, "image", {"name": "podnet", "margin": margin, "delta": 0.4})
-    batch = some(method)
+    batch = some_of_all(method)
     with recorded_passes() as passes:
         loss = method.loss(batch)
     both = next(p.batch for p in passes if p.training)
@@ -234,7 +229,7 @@ def test_patches_lie_where_they_were_cut_and_other_tokens_are_left_out(tmp_path:
 
 def test_pictures_are_pooled_along_height_and_width_of_the_squared_map(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "podnet"})
-    batch = some(method, 2)
+    batch = some_of_all(method, 2)
     tap = torch.randn(len(batch), 5, 3, generator=generator(0))  # a class token and 2 x 2 patches
     got = array(method.pool(tap, batch))
     for example in range(len(batch)):
@@ -251,7 +246,7 @@ def test_pictures_are_pooled_along_height_and_width_of_the_squared_map(tiny: Any
 
 def test_texts_are_pooled_over_tokens_and_over_channels_without_padding(tiny: Any) -> None:
     method = at_task(tiny, "text", {"name": "podnet"})
-    batch = some(method, 4)
+    batch = some_of_all(method, 4)
     mask = batch.inputs["attention_mask"].numpy()
     assert (mask == 0).any()
     tap = torch.randn(*mask.shape, 3, generator=generator(0))
@@ -269,7 +264,7 @@ def test_distillation_is_weighted_by_the_root_of_seen_over_new_and_averaged_over
 ) -> None:
     settings = {"name": "podnet", "lambda_flat": 2.0, "lambda_spatial": 7.0}
     method = moved(at_task(tiny, modality, settings, task, **{"benchmark.tasks": [2, 1, 2]}))
-    batch = some(method)
+    batch = some_of_all(method)
     with recorded_passes() as passes:
         loss = method.loss(batch)
     assert [p.model is method.model for p in passes] == [True, False]
@@ -298,7 +293,7 @@ def test_distillation_is_weighted_by_the_root_of_seen_over_new_and_averaged_over
 def test_distillation_starts_at_zero_with_a_gradient_of_zero(tiny: Any) -> None:
     """At the first step of a task student and teacher are the same."""
     method = at_task(tiny, "image", {"name": "podnet"})
-    loss = method.loss(some(method))
+    loss = method.loss(some_of_all(method))
     assert loss["spatial"].item() == 0
     assert loss["flat"].item() == pytest.approx(0, abs=1e-6)
     method.model.zero_grad()
@@ -311,7 +306,7 @@ def test_distillation_starts_at_zero_with_a_gradient_of_zero(tiny: Any) -> None:
 def test_the_student_feels_its_pooled_outputs_in_every_block_and_the_teacher_does_not(tiny: Any) -> None:
     method = moved(at_task(tiny, "image", {"name": "podnet"}))
     method.model.zero_grad()
-    method.loss(some(method))["spatial"].backward()
+    method.loss(some_of_all(method))["spatial"].backward()
     for block in method.model.encoder.blocks:
         assert all((p.grad != 0).any() for p in block.parameters() if p.ndim > 1)
     assert all(p.grad is None for p in method.teacher.parameters())
@@ -321,7 +316,7 @@ def test_terms_that_are_off_cost_no_pass(tiny: Any) -> None:
     for off, passes in (({"lambda_flat": 0.0}, 2), ({"lambda_flat": 0.0, "lambda_spatial": 0.0}, 1)):
         method = at_task(tiny, "image", {"name": "podnet", **off})
         with recorded_passes() as made:
-            terms = method.loss(some(method))
+            terms = method.loss(some_of_all(method))
         assert len(made) == passes
         assert "flat" not in terms
 
@@ -388,7 +383,7 @@ def test_old_proxies_stay_in_the_main_stage_and_move_when_the_classifier_is_tune
 
 def test_the_tuning_loss_is_the_classification_loss_of_fixed_features(tiny: Any) -> None:
     method = at_task(tiny, "image", {"name": "podnet"})
-    batch = some(method)
+    batch = some_of_all(method)
     method.eval()
     with torch.no_grad():
         logits = array(method.model(batch).logits)
@@ -441,7 +436,10 @@ def test_without_distillation_margin_and_second_stage_the_first_task_is_the_same
 def test_a_second_stage_with_another_optimiser_takes_over_no_foreign_state(tiny: Any) -> None:
     """AdamW's slots mean nothing to SGD."""
     changes = {"train.optimiser": "adamw", "train.reset_optimiser": False}
-    bace.run(tiny.settings("text", method="podnet", **changes))
+    trainer = learned_before(tiny, "text", {"name": "podnet", "tune_epochs": 1}, 2, **changes)
+    assert trainer.optimiser is not None
+    slots = {key for state in trainer.optimiser.state.values() for key in state}
+    assert slots == {"momentum_buffer"}
 
 
 def test_a_linear_head_is_exchanged_too(tiny: Any) -> None:
