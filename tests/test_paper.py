@@ -510,6 +510,9 @@ def test_estimates_grow_with_what_is_done() -> None:
     frozen = vit_config("SEQ")
     frozen.backbone.freeze = 12
     assert cost.estimate(frozen, 1).passes == pytest.approx(50_000 * 5 + 10_000)  # type: ignore[union-attr]
+    kept = vit_config("SEQ")
+    kept.backbone.freeze, kept.backbone.cache = 12, 1000
+    assert cost.estimate(kept, 1).passes == pytest.approx(60_000)  # type: ignore[union-attr]  # each example once
     assert found.hours(1000) == pytest.approx(found.flop / 1e12 / 3600)
 
 

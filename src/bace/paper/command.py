@@ -199,12 +199,17 @@ def print_estimate(entry: Entry, scale: Scale, seeds: int, out: Path) -> None:
             continue
         hours, passes = hours + left * cost.hours(gflops), passes + left * cost.passes
         largest = max(largest, cost.memory)
-        numbers = [f"{cost.passes / 1e6:.2f}", f"{cost.hours(gflops):.2f}", f"{cost.memory / 1e9:.1f}"]
+        numbers = [f"{cost.passes / 1e6:.2f}", in_hours(cost.hours(gflops)), f"{cost.memory / 1e9:.1f}"]
         rows.append([str(cell), str(left), *numbers])
     if rows:
         print_rows(["run", "to do", "million passes", "hours", "GB"], rows)
     print(
-        f"estimate for {entry.id} at {scale} scale: {passes / 1e6:.1f} million passes, {hours:.1f} hours at "
+        f"estimate for {entry.id} at {scale} scale: {passes / 1e6:.1f} million passes, {in_hours(hours)} hours at "
         f"{gflops:.0f} GFLOP/s ({device}, half of a measured matrix product), {largest / 1e9:.1f} GB of memory"
         + (f"; {unknown} runs of unknown cost are not in it" if unknown else "")
     )
+
+
+def in_hours(number: float) -> str:
+    """As many digits as an estimate deserves."""
+    return f"{number:.2f}" if number < 1 else f"{number:.1f}" if number < 10 else f"{number:,.0f}"

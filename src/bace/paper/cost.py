@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bace.config import Config
-from bace.paper.catalogue import rows_of
 
 # F for each new example and epoch once there is a memory, with as many replayed as new ones: spec/bace.md 9.1 and the
 # methods' cards. FOSTER, BEEF, GD, EEIL: all stages, spread over the epochs of one.
@@ -27,17 +26,7 @@ COPIES: dict[str, float] = {
     "LwF": 1, "BiC": 1, "LUCIR": 1, "PODNet": 1, "iCaRL": 1, "DDE": 1, "EEIL": 2, "GD": 2, "CLS-ER": 2, "FOSTER": 2,
     "BaCE": 1, "PASS": 1, "Co2L": 1, "HAL": 1, "IDBR": 1, "ExtendNER": 1, "CFNER": 1, "L2P": 1, "EWC": 2,
 }  # fmt: skip
-SEVERAL = {"five-datasets": ("SVHN", "MNIST", "CIFAR-10", "Not-MNIST", "Fashion-MNIST")}
-PRINTED = {
-    "cifar100": "CIFAR-100",
-    "cifar10": "CIFAR-10",
-    "tiny-imagenet": "Tiny-ImageNet",
-    "imagenet-r": "ImageNet-R",
-    "objectnet": "ObjectNet",
-    "omnibenchmark": "OmniBenchmark",
-    "vtab": "VTAB",
-}
-CORPORA = {  # classes, training and test examples; of sentences, about
+CORPORA = {  # classes, training and test examples of the tasks, which show parts of corpora; of sentences, about
     "topics": (22, 22 * 28_000, 22 * 2_000 - 400),
     "topics-desk": (36, 36 * 28_000, 36 * 2_000),
     "entities": (62, 158_000, 27_000),
@@ -82,8 +71,11 @@ def estimate(config: Config, steps: int) -> Cost | None:
     seen = (steps + 1) / 2  # tests and studies after each task are over all tasks so far
     looking = train * seen if {"probing", "tracking"} & set(config.studies) else 0.0
     # of the 3 F of a trained example, frozen blocks save both parts of the backward pass, adapters that of the weights
-    saved = 1 / 3 if config.backbone.adapter else 2 / 3 * config.backbone.freeze / depth
+    frozen = config.backbone.freeze / depth
+    saved = 1 / 3 if config.backbone.adapter else 2 / 3 * frozen
     passes = learning * (1 - saved) + test * seen + looking
+    if config.backbone.cache:  # frozen blocks see each example once
+        passes = learning * (1 - frozen) + (test * seen + looking) * (1 - frozen) + (train + test) * frozen
     per_pass = tokens * depth * (24 * width**2 + 4 * tokens * width)
     weights = 12 * depth * width**2
     optimiser = 2 if config.train.optimiser == "adamw" else 1
@@ -105,14 +97,14 @@ def passes_of(config: Config, replays: bool) -> float:
 
 def data_size(config: Config) -> tuple[int, int] | None:
     """Training and test examples of a benchmark."""
-    full_name = str(config.benchmark["name"])
-    name = full_name.removesuffix("-desk")
-    if full_name in CORPORA:
-        classes, train, test = CORPORA[full_name]
-    elif name in PRINTED or name in SEVERAL:
-        sizes = _printed_sizes()
-        own = [sizes[part] for part in SEVERAL.get(name, (PRINTED.get(name, ""),))]
-        classes, train, test = (sum(numbers) for numbers in zip(*own, strict=True))
+    from bace.data.benchmarks import find_benchmark
+
+    name = str(config.benchmark["name"])
+    counts = [corpus.counts for corpus in find_benchmark(name).corpora]
+    if name in CORPORA:
+        classes, train, test = CORPORA[name]
+    elif known := [each for each in counts if each is not None]:
+        classes, train, test = (sum(numbers) for numbers in zip(*known, strict=True))
     else:
         return None
     tasks = 5  # only corpora are cut by task
@@ -123,14 +115,6 @@ def data_size(config: Config) -> tuple[int, int] | None:
         limits = [limit * n for limit, n in ((a_class, classes), (a_task, tasks)) if isinstance(limit, int)]
         found.append(min([all_of_it, *limits]))
     return found[0], found[1]
-
-
-def _printed_sizes() -> dict[str, tuple[int, int, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for row in rows_of("published.csv"):
-        if row["table"] == "datasets":
-            found.setdefault(row["dataset"], {})[row["metric"]] = int(row["mean"])
-    return {name: (n["n_classes"], n["n_train"], n["n_test"]) for name, n in found.items()}
 
 
 def shape_of(config: Config) -> tuple[int, int, int] | None:
