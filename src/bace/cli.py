@@ -1,4 +1,4 @@
-"""The command line: bace demo | run | compare | report | list | check | predict."""
+"""The command line: bace demo | run | compare | report | paper | list | check | predict."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def answer(words: list[str], commands: dict[str, Callable[[list[str]], None]]) -> int:
     """Run the command; the exit status is 2 for what the user can put right."""
     if words[:1] == ["help"]:
-        words = [*words[1:], "--help"]
+        words = [*words[1:2], "--help"]
     try:
         if not words or words[0] in HELP:
             print(USAGE, end="")

@@ -78,8 +78,8 @@ class Backbone:
         name: a name of `bace list backbones`, a hub id, a folder in transformers' or timm's layout, or a ViT weights
             file (.npz, .safetensors, .pth).
         freeze: how many of the lowest blocks are frozen (with the embedding).
-        cache: megabytes in which what frozen blocks make of each text is kept, so that it is computed once and not in
-            every epoch; texts and entities only, and of no use without freeze. 0: none.
+        cache: megabytes of memory in which runs keep what frozen blocks make of each text, so that it is computed once
+            and not in every epoch; for texts and entities, and of no use without freeze. 0: none, as in a Learner.
         adapter: hidden size of Houlsby adapters; then only adapters, LayerNorms and head are trained. 0: none.
         image_size: side of the pictures that the encoder is given; default: its own.
     """

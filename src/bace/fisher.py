@@ -9,6 +9,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bace.models.model import Model
+from bace.models.prefix import uncached
 from bace.stream import NO_IDS, Batch, Stream
 
 ROOM = 2**26  # numbers that the gradients of a few rows may take at once
@@ -41,7 +42,7 @@ def fisher_diagonal(
             inputs = {key: value[batch.at[:, 0]] for key, value in inputs.items()}
             at = (batch.at * torch.tensor([0, 1], device=batch.at.device))[:, None]  # (rows, 1, 2)
         each = (None, 0, 0, None if at is None else 0)
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be vectorised over rows
+        with sdpa_kernel(SDPBackend.MATH), uncached():  # neither can fused attention, and no text can be looked up
             gradients = vmap(grad(row_loss), in_dims=each)(theta, inputs, batch.targets, at)
         for name, gradient in gradients.items():
             total[name] += gradient.square().sum(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,7 +221,6 @@ class Learner:
             )
         learner = cls(**described["config"])
         learner.config = config_from(described["config"])
-        learner.config.backbone.cache = 0  # what is predicted is read once
         learner.modality, learner._complete = described["modality"], False
         learner.picture = tuple(described["picture"]) if described.get("picture") else None
         learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]
@@ -249,6 +249,8 @@ class Learner:
         if self.method is None:
             prepare_torch(config)
             method = make_method(config, stream.modality)
+            # old texts must be gone when they are deleted, and what is predicted is read once: nothing is kept of them
+            config = replace(config, backbone=replace(config.backbone, cache=0))
             attach(method, stream, config, load_backbone(config))
             return method
         stream.device = self.method.stream.device

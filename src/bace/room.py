@@ -8,6 +8,7 @@ import torch
 
 from bace.errors import ConfigError
 from bace.method import Method
+from bace.models.encoders import TextEncoder
 
 LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/proc/meminfo")
 
@@ -24,6 +25,12 @@ def bytes_needed(method: Method, tasks: Iterable[int]) -> int:
 def bytes_kept(method: Method) -> int:
     """What the method holds now, exemplars by their ids; what modules share is counted once."""
     return sum(tensor.nbytes for tensors in (method.parameters(), method.buffers()) for tensor in tensors)
+
+
+def bytes_cached(method: Method) -> int:
+    """What may still be taken for what frozen blocks make of texts (backbone.cache)."""
+    encoders = (module for module in method.modules() if isinstance(module, TextEncoder))
+    return sum({id(cache): cache.room for encoder in encoders if (cache := encoder.cache) is not None}.values())
 
 
 def bytes_free(device: torch.device) -> int | None:
@@ -59,10 +66,12 @@ def peak_bytes(device: torch.device) -> int | None:
 
 def check_room(method: Method, tasks: Iterable[int]) -> str:
     """What these tasks will take, in words; refused if that cannot fit beside what is taken already."""
-    needed = bytes_needed(method, tasks)
+    needed, texts = bytes_needed(method, tasks), bytes_cached(method)
     free = bytes_free(device := method.stream.device)
     told = f"{method.title} will need up to {in_words(needed)} for parameters, gradients and optimiser"
-    if free is not None and needed - bytes_kept(method) > free:
+    if texts:
+        told += f", {in_words(texts)} more for what frozen blocks make of texts (backbone.cache)"
+    if free is not None and needed + texts - bytes_kept(method) > free:
         raise ConfigError(
             f"{told}, activations not counted, but only {in_words(free)} are free on {device.type}: use fewer tasks, a "
             "smaller backbone, backbone.adapter or backbone.freeze (what is never trained is kept once), or another "

@@ -17,6 +17,7 @@ from bace.method import Card, Loss, Method, Stage
 from bace.models.encoders import TextEncoder
 from bace.models.heads import CosineHead, Head, LinearHead, kmeans
 from bace.models.model import Branch, Model, parameter_count
+from bace.models.prefix import uncached
 from bace.randomness import generator
 from bace.stream import NO_IDS, Batch, Task
 
@@ -198,7 +199,8 @@ class IDBR(Method):
 
     def loss(self, batch: Batch) -> Loss:
         """Of texts cut in two, the swapped copies behind the others."""
-        out = self.model(batch)
+        with uncached():  # halves are cut at random: none comes twice
+            out = self.model(batch)
         g, s = out.features.chunk(2, 1)
         plain = len(batch) // 2 if self.nsp else len(batch)
         terms = {"class": F.cross_entropy(out.logits, batch.targets)}

@@ -30,6 +30,7 @@ class Encoder(nn.Module):
     """A pre-trained transformer, from raw inputs to one vector per token.
 
     Attributes:
+        config: transformers' description of it.
         width: numbers per token.
         embeddings, blocks, norm: the three parts; `norm` is the identity where the family has no final LayerNorm.
         frozen: how many of the lowest blocks are frozen, besides the embeddings; None if nothing is (`freeze_prefix`).
@@ -50,6 +51,7 @@ class Encoder(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         config: Any = model.config
+        self.config = config
         self.width: int = config.hidden_size
         self.embeddings = model.get_submodule("embeddings")
         self.blocks = cast(nn.ModuleList, model.get_submodule(self.blocks_at))
@@ -151,7 +153,8 @@ def keep_prefix(encoder: Encoder, megabytes: int, precision: torch.dtype) -> Non
         )
     if encoder.frozen:
         weights = [p for module in frozen_modules(encoder) for p in module.parameters()]
-        encoder.cache = shared_cache(weights, encoder.frozen, megabytes, precision)
+        about = f"{type(encoder).__name__} {precision} {encoder.config.to_json_string()}"
+        encoder.cache = shared_cache(about, weights, encoder.frozen, megabytes)
 
 
 # Images -------------------------------------------------------------------------------------------------------------
@@ -294,9 +297,12 @@ class TextEncoder(Encoder):
     def forward(
         self, inputs: dict[str, Tensor], taps: bool = False
     ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
-        if self.cache is None or taps or "input_ids" not in inputs:
+        if self.cache is None or self.cache.off or taps or "input_ids" not in inputs:
             return super().forward(inputs, taps)
+        before = Encoder.passes
         hidden = self.cache.read(inputs, self._prefix)
+        # what is found counts as passed: else the cost of a method would depend on the runs before it
+        Encoder.passes = before + len(hidden) * self.cache.depth / len(self.blocks)
         return self.run(hidden, _columns(inputs["attention_mask"]), start=self.cache.depth)[0]
 
     def _prefix(self, inputs: dict[str, Tensor]) -> Tensor:  # (examples, tokens, width)

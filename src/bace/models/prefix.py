@@ -2,8 +2,9 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ class PrefixCache:
         room: how many bytes may be kept. When they are taken, what is not kept is computed whenever it is needed.
     """
 
+    off: ClassVar[bool] = False  # see `uncached`
+
     def __init__(self, depth: int, room: int) -> None:
         self.depth, self.room = depth, room
         self.kept: dict[bytes, Tensor] = {}  # a text's ids -> (tokens, width)
@@ -34,37 +37,43 @@ class PrefixCache:
     ) -> Tensor:  # (texts, tokens, width)
         """What enters block `depth`, with zeros where a text is padded: nothing attends to that."""
         mask = inputs["attention_mask"]
-        texts = [
-            self._text({name: value[i : i + 1, :length] for name, value in inputs.items()}, compute)
-            for i, length in enumerate(mask.sum(1).tolist())
-        ]
-        hidden = texts[0].new_zeros(*mask.shape, texts[0].shape[1], device=mask.device)
+        here = {name: value.cpu().numpy() for name, value in inputs.items()}
+        texts = []
+        for i, length in enumerate(here["attention_mask"].sum(1).tolist()):
+            key = b" ".join([str(mask.device).encode(), *(value[i, :length].tobytes() for value in here.values())])
+            if (text := self.kept.get(key)) is None:
+                with torch.no_grad():
+                    text = compute({name: value[i : i + 1, :length] for name, value in inputs.items()})[0]
+                if text.nbytes <= self.room:
+                    self.room -= text.nbytes
+                    self.kept[key] = text
+            texts.append(text)
+        hidden = texts[0].new_zeros(*mask.shape, texts[0].shape[1])
         for row, text in zip(hidden, texts, strict=True):
             row[: len(text)] = text
         return hidden
 
-    @torch.no_grad()
-    def _text(
-        self, inputs: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor]
-    ) -> Tensor:  # (tokens, width)
-        key = b"".join(value.cpu().numpy().tobytes() for value in inputs.values())
-        if key not in self.kept:
-            hidden = compute(inputs)[0]
-            if hidden.nbytes > self.room:
-                return hidden
-            self.room -= hidden.nbytes
-            self.kept[key] = hidden
-        return self.kept[key]
+
+@contextmanager
+def uncached() -> Iterator[None]:
+    """In here every pass goes through all blocks: for texts that are made up for one step and never come again, and for
+    tensors whose numbers cannot be looked at (torch.func)."""
+    before, PrefixCache.off = PrefixCache.off, True
+    try:
+        yield
+    finally:
+        PrefixCache.off = before
 
 
-def shared_cache(frozen: Iterable[Tensor], depth: int, megabytes: int, precision: torch.dtype) -> PrefixCache:
-    """The cache of an encoder with these frozen weights: that of the run before, if it had the same."""
-    digest = hashlib.blake2b()
+def shared_cache(about: str, frozen: Iterable[Tensor], depth: int, megabytes: int) -> PrefixCache:
+    """The cache of an encoder with this description and these frozen weights: that of the run before, if it had the
+    same. The runs of a comparison so share what the first of them computes."""
+    digest = hashlib.blake2b(about.encode())
     for weights in frozen:
         digest.update(weights.detach().cpu().numpy().tobytes())
-    return _newest(digest.hexdigest(), depth, megabytes, precision)
+    return _newest(digest.hexdigest(), depth, megabytes)
 
 
-@functools.lru_cache(maxsize=1)  # runs of a comparison follow each other; of the others nothing should stay in memory
-def _newest(_weights: str, depth: int, megabytes: int, _precision: torch.dtype) -> PrefixCache:
+@functools.lru_cache(maxsize=1)  # the newest only: what another backbone made of texts should not stay in memory
+def _newest(_encoder: str, depth: int, megabytes: int) -> PrefixCache:
     return PrefixCache(depth, megabytes * 1_000_000)

@@ -73,15 +73,16 @@ def estimate(config: Config, steps: int) -> Cost | None:
     # of the 3 F of a trained example, frozen blocks save both parts of the backward pass, adapters that of the weights
     frozen = config.backbone.freeze / depth
     saved = 1 / 3 if config.backbone.adapter else 2 / 3 * frozen
-    passes = learning * (1 - saved) + test * seen + looking
-    if config.backbone.cache:  # frozen blocks see each example once
-        passes = learning * (1 - frozen) + (test * seen + looking) * (1 - frozen) + (train + test) * frozen
+    passes = computed = learning * (1 - saved) + test * seen + looking
+    if config.backbone.cache:  # frozen blocks go forward once for each example; of 3 F one is forward
+        computed -= frozen * max(learning / 3 + test * seen + looking - train - test, 0.0)
     per_pass = tokens * depth * (24 * width**2 + 4 * tokens * width)
     weights = 12 * depth * width**2
     optimiser = 2 if config.train.optimiser == "adamw" else 1
     held = weights * (2 + optimiser + COPIES.get(name, 0)) + (steps - 1) * weights * (name == "BEEF")
     activations = ACTIVATIONS * tokens * width * depth * config.train.batch_size
-    return Cost(passes, passes * per_pass, 4 * (held + activations))
+    kept = min(config.backbone.cache * 1e6, 4 * (train + test) * tokens * width)
+    return Cost(passes, computed * per_pass, 4 * (held + activations) + kept)
 
 
 def passes_of(config: Config, replays: bool) -> float:

@@ -265,12 +265,12 @@ def prior_methods() -> None:
         (greater(at(strong), at(weak, buffer=0)) for at in SMALL for weak in ("LwF", "EWC") for strong in ("ER", FULL)),
         reading="below ER and BaCE with memory 100",
     )
-    growing = ("BEEF", "FOSTER", "MEMO")
     claim(
         26,
-        (greater(at(method, "kept_mb"), at(FULL, "kept_mb")) for at in SMALL for method in growing),
-        (greater(SMALL[0](method, "kept_mb"), SMALL[1](method, "kept_mb")) for method in growing),
-        reading="megabytes held after a task: more than BaCE holds, and more with 20 tasks than with 10",
+        (greater(at(method, "kept_mb"), at(FULL, "kept_mb")) for at in SMALL for method in ("BEEF", "FOSTER", "MEMO")),
+        (greater(SMALL[0](method, "kept_mb"), SMALL[1](method, "kept_mb")) for method in ("BEEF", "MEMO")),
+        reading="megabytes held after a task: more than BaCE, and more with 20 tasks than with 10 (but for FOSTER, "
+        "which compresses)",
     )
     betas = [f"BaCE (beta={beta})" for beta in (1, 0.99, 0.5, 0)]
     claim(27, (greater(at(FULL), at(beta)) for at in (SMALL[0], LARGE[0]) for beta in betas))
