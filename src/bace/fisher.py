@@ -42,7 +42,8 @@ def fisher_diagonal(
             inputs = {key: value[batch.at[:, 0]] for key, value in inputs.items()}
             at = (batch.at * torch.tensor([0, 1], device=batch.at.device))[:, None]  # (rows, 1, 2)
         each = (None, 0, 0, None if at is None else 0)
-        with sdpa_kernel(SDPBackend.MATH), uncached():  # neither can fused attention, and no text can be looked up
+        # over rows, fused attention cannot be vectorised and no text can be looked up
+        with sdpa_kernel(SDPBackend.MATH), uncached():
             gradients = vmap(grad(row_loss), in_dims=each)(theta, inputs, batch.targets, at)
         for name, gradient in gradients.items():
             total[name] += gradient.square().sum(0)

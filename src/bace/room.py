@@ -74,8 +74,8 @@ def check_room(method: Method, tasks: Iterable[int]) -> str:
     if free is not None and needed + texts - bytes_kept(method) > free:
         raise ConfigError(
             f"{told}, activations not counted, but only {in_words(free)} are free on {device.type}: use fewer tasks, a "
-            "smaller backbone, backbone.adapter or backbone.freeze (what is never trained is kept once), or another "
-            "method"
+            "smaller backbone, backbone.adapter or backbone.freeze (what is never trained is kept once), less "
+            "backbone.cache, or another method"
         )
     return f"{told}; activations come on top"
 

@@ -50,9 +50,8 @@ class Encoder(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        config: Any = model.config
-        self.config = config
-        self.width: int = config.hidden_size
+        self.config = cast(Any, model.config)
+        self.width: int = self.config.hidden_size
         self.embeddings = model.get_submodule("embeddings")
         self.blocks = cast(nn.ModuleList, model.get_submodule(self.blocks_at))
         self.norm = nn.Identity() if self.norm_at is None else model.get_submodule(self.norm_at)
@@ -185,15 +184,14 @@ class ImageEncoder(Encoder):
     ) -> None:
         """`preprocessing` is the content of a preprocessor_config.json."""
         super().__init__(model)
-        config: Any = model.config
-        self.channels: int = config.num_channels
-        self.patch: int = config.patch_size
+        self.channels: int = self.config.num_channels
+        self.patch: int = self.config.patch_size
         preprocessing = preprocessing or {}
         # DINOv2's table is for 518 pixels but its pictures are cut to 224: the preprocessing knows better.
         crop = preprocessing.get("crop_size") if preprocessing.get("do_center_crop", True) else None
         if isinstance(crop, dict):
             crop = crop.get("height")
-        self.image_size: int = (crop or config.image_size) if image_size is None else image_size
+        self.image_size: int = (crop or self.config.image_size) if image_size is None else image_size
         if self.image_size < 1 or self.image_size % self.patch:
             raise ConfigError(f"image size {self.image_size} is not a multiple of the backbone's patch, {self.patch}.")
         normalised = preprocessing.get("do_normalize", True)
@@ -262,8 +260,7 @@ class Dinov2Encoder(ImageEncoder):
         self, model: nn.Module, preprocessing: dict[str, Any] | None = None, image_size: int | None = None
     ) -> None:
         super().__init__(model, preprocessing, image_size)
-        config: Any = model.config
-        if config.use_swiglu_ffn:
+        if self.config.use_swiglu_ffn:
             self.mlp_end = "mlp.down_proj"
         # For pre-training only; a parameter that never gets a gradient would upset training in several processes.
         self.embeddings.register_parameter("mask_token", None)
@@ -290,8 +287,7 @@ class TextEncoder(Encoder):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        config: Any = model.config
-        self.max_tokens: int = config.max_position_embeddings
+        self.max_tokens: int = self.config.max_position_embeddings
         self.cache: PrefixCache | None = None
 
     def forward(
@@ -351,8 +347,7 @@ class RobertaEncoder(BertEncoder):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        config: Any = model.config
-        self.max_tokens -= config.pad_token_id + 1  # RoBERTa counts positions from there
+        self.max_tokens -= self.config.pad_token_id + 1  # RoBERTa counts positions from there
 
 
 class DistilBertEncoder(TextEncoder):

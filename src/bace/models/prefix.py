@@ -37,10 +37,11 @@ class PrefixCache:
     ) -> Tensor:  # (texts, tokens, width)
         """What enters block `depth`, with zeros where a text is padded: nothing attends to that."""
         mask = inputs["attention_mask"]
-        here = {name: value.cpu().numpy() for name, value in inputs.items()}
+        here = {name: value.cpu().numpy() for name, value in inputs.items()}  # once, not text by text
+        device = str(mask.device).encode()
         texts = []
         for i, length in enumerate(here["attention_mask"].sum(1).tolist()):
-            key = b" ".join([str(mask.device).encode(), *(value[i, :length].tobytes() for value in here.values())])
+            key = b" ".join([device, *(value[i, :length].tobytes() for value in here.values())])
             if (text := self.kept.get(key)) is None:
                 with torch.no_grad():
                     text = compute({name: value[i : i + 1, :length] for name, value in inputs.items()})[0]
