@@ -15,25 +15,28 @@ def distillation(
     log_teacher: Tensor,  # (rows, old) log-probabilities of the teacher over the old classes, at temperature `tau`
     *,
     mode: Literal["slice", "renorm"] = "renorm",
+    direction: Literal["forward", "reverse"] = "forward",
     tau: float = 1.0,
     reduction: Literal["batchmean", "mean"] = "batchmean",
     weights: Tensor | None = None,  # (rows,) how much each row counts; default: 1
 ) -> Tensor:  # ()
-    """KL(teacher || student) over the teacher's columns: mean over rows of sum_c P0_c (log P0_c - log P_c).
+    """The divergence of student P and teacher P0 over the teacher's columns, a mean over rows.
 
-    `renorm`: P = softmax(z_old / tau), both renormalised over the old columns (LwF, BiC).
-    `slice`: P = softmax(z / tau) over all columns, cut to the old ones: it equals renorm - log(old mass), so it also
-    pulls mass back to the old classes (bace.md 3.1). For tau != 1 the value is multiplied by tau^2.
-    `mean` also divides by the number of old columns.
+    `forward`: KL(P0 || P) = sum_c P0_c (log P0_c - log P_c).  `reverse`: KL(P || P0) = sum_c P_c (log P_c - log P0_c).
+    `renorm`: P = softmax(z_old / tau), renormalised over the old columns (LwF, BiC).
+    `slice`: P = softmax(z / tau) over all columns, cut to the old ones, so that it also acts on their mass m = sum_c P_c:
+    forward it equals renorm - log m, reverse m renorm + m log m (docs/bace.md, 3.1).
+    For tau != 1 the value is multiplied by tau^2. `mean` also divides by the number of old columns.
     """
     old = log_teacher.shape[1]
     scaled = student / tau
     log_student = F.log_softmax(scaled, 1)[:, :old] if mode == "slice" else F.log_softmax(scaled[:, :old], 1)
-    # kl_div takes a teacher probability of 0 as a term of 0
+    # kl_div(log q, p) = p (log p - log q), where a p of 0 makes a term of 0
+    log_q, p = (log_student, log_teacher.exp()) if direction == "forward" else (log_teacher, log_student.exp())
     if weights is None:
-        total = F.kl_div(log_student, log_teacher.exp(), reduction="sum") * tau**2
+        total = F.kl_div(log_q, p, reduction="sum") * tau**2
     else:
-        total = (weights * F.kl_div(log_student, log_teacher.exp(), reduction="none").sum(1)).sum() * tau**2
+        total = (weights * F.kl_div(log_q, p, reduction="none").sum(1)).sum() * tau**2
     return total / (len(student) * (old if reduction == "mean" else 1))
 
 

@@ -36,6 +36,8 @@ class BaCE(HoldOut):
         effect_new: which rows stand beside a sample: its nearest (`full`), nearest of the `same` or a `different`
             class, nearest with equal weights (`uniform`), `random` ones, or the farthest (`reverse`).
         neighbor_grad: whether neighbours carry gradient.
+        kl_direction: of the distillation: KL(student || teacher), as the paper writes it (`reverse`), or
+            KL(teacher || student) (`forward`), which holds new tasks back at alpha = 1.
         kl_mode: student's scores of the old classes: cut out of the soft-max over all (`slice`) or renormalised.
         kl_tau: temperature of the distillation.
         kl_reduction: `mean` also divides by the number of old classes.
@@ -43,6 +45,8 @@ class BaCE(HoldOut):
         knn_normalize: compare unit features.
         knn_pool_cap: at most this many random candidates as neighbours; 0: all.
         effect_new_first_task: Effect_new in the first task too, with the pre-trained encoder as teacher.
+        teacher_head: classes of the teacher: the `old` ones, or `all` (new rows start as the head grew them and are
+            averaged with the rest); its scores of the old classes are then cut out of a soft-max over all.
         teacher_init: a task's first teacher is the `student` of the task before, or its averaged teacher (`ema`).
         bias_correction: after the last task, fit a scale and shift of the new logits on held-out memory.
         bic_solver: of the bias correction.
@@ -68,6 +72,7 @@ class BaCE(HoldOut):
         lambda_mse: float = 1.0,
         effect_new: Literal["full", "same", "different", "uniform", "random", "reverse"] = "full",
         neighbor_grad: bool = False,
+        kl_direction: Literal["forward", "reverse"] = "reverse",
         kl_mode: Literal["slice", "renorm"] = "slice",
         kl_tau: float = 1.0,
         kl_reduction: Literal["batchmean", "mean"] = "batchmean",
@@ -75,6 +80,7 @@ class BaCE(HoldOut):
         knn_normalize: bool = True,
         knn_pool_cap: int = 0,
         effect_new_first_task: bool = False,
+        teacher_head: Literal["old", "all"] = "old",
         teacher_init: Literal["student", "ema"] = "student",
         bias_correction: bool = False,
         bic_solver: Literal["sgd", "adam", "lbfgs"] = "sgd",
@@ -83,9 +89,11 @@ class BaCE(HoldOut):
         super().__init__()
         self.alpha, self.W0, self.K, self.beta, self.lambda_mse = alpha, W0, K, beta, lambda_mse
         self.effect_new, self.neighbor_grad = effect_new, neighbor_grad
-        self.kl_mode, self.kl_tau, self.kl_reduction, self.mse_reduction = kl_mode, kl_tau, kl_reduction, mse_reduction
+        self.kl_direction, self.kl_mode, self.kl_tau, self.kl_reduction = kl_direction, kl_mode, kl_tau, kl_reduction
+        self.mse_reduction = mse_reduction
         self.knn_normalize, self.knn_pool_cap = knn_normalize, knn_pool_cap
-        self.effect_new_first_task, self.teacher_init = effect_new_first_task, teacher_init
+        self.effect_new_first_task = effect_new_first_task
+        self.teacher_head, self.teacher_init = teacher_head, teacher_init
         self.bic_solver, self.speedups = bic_solver, frozenset(speedups)
         if unknown := self.speedups - set(SPEEDUPS):
             raise ConfigError(f"BaCE has no speed-up {sorted(unknown)}: choose among {', '.join(SPEEDUPS)}")
@@ -107,11 +115,14 @@ class BaCE(HoldOut):
     # -- the teacher (section 4)
 
     def grow(self, task: Task) -> None:
-        if task.index > 0 or self.effect_new_first_task:
-            averaged, self.teacher = self.teacher, frozen_copy(self.model)  # before the head grows: old classes only
-            if self.teacher_init == "ema" and averaged is not None:
-                self.teacher.load_state_dict({**self.teacher.state_dict(), **averaged.state_dict()})
+        averaged, taught = self.teacher, task.index > 0 or self.effect_new_first_task
+        if taught and self.teacher_head == "old":
+            self.teacher = frozen_copy(self.model)  # before the head grows: old classes only
         super().grow(task)
+        if taught and self.teacher_head == "all":
+            self.teacher = frozen_copy(self.model)
+        if self.teacher is not None and averaged is not None and self.teacher_init == "ema":
+            self.teacher.load_state_dict({**self.teacher.state_dict(), **averaged.state_dict()})
 
     def after_epoch(self, stage: Stage) -> None:
         unused = self.now.epoch == stage.epochs - 1 and self.teacher_init == "student" and "S19" in self.speedups
@@ -128,7 +139,7 @@ class BaCE(HoldOut):
         examples = stage.examples().sort().values
         self.rows, targets = self.stream.labels(examples)
         out = self.outputs(examples, self.teacher, view=self.now.view())
-        self.log_old = F.log_softmax(out.logits / self.kl_tau, 1)
+        self.log_old = self.log_scores_of_old(out.logits)
         own = self.own_rows(targets)  # anchors, and candidates for neighbours
         if own.any() and (self.W0 < 1 or "S19" not in self.speedups):
             features = F.normalize(out.features[own], dim=1) if self.knn_normalize else out.features[own]
@@ -176,7 +187,7 @@ class BaCE(HoldOut):
         if replay is not None and old is not None:
             terms["replay"] = F.cross_entropy(old, replay.targets)
             if self.teacher is not None and self.lambda_mse:
-                target = self.peek([replay], self.teacher).logits  # the live teacher on the same view (3.3)
+                target = self.peek([replay], self.teacher).logits[:, : self.now.known]  # live, on the same view (3.3)
                 terms["match"] = self.lambda_mse * old_logit_mse(old, target, self.mse_reduction)
         return terms  # none, for a batch of O rows that has nothing to learn from
 
@@ -191,20 +202,24 @@ class BaCE(HoldOut):
         return F.nll_loss(mixture(logits, beside, near).log(), targets)
 
     def loss_distil(self, logits: Tensor, batch: Batch, own: Tensor) -> Tensor:
-        """Effect_old on new data: KL(teacher || student) over the old classes."""
+        """Effect_old on new data: L_KL(S, S0) over the old classes (3.1)."""
         if "S1" in self.speedups:
             log_old = self.log_old[torch.searchsorted(self.rows, batch.rows)].to(logits.device)
         else:
-            log_old = F.log_softmax(self.peek([batch], self.teacher).logits / self.kl_tau, 1)
-
-        def kl(rows: Tensor, mode: Literal["slice", "renorm"]) -> Tensor:
-            return distillation(logits[rows], log_old[rows], mode=mode, tau=self.kl_tau, reduction=self.kl_reduction)
-
+            log_old = self.log_scores_of_old(self.peek([batch], self.teacher).logits)
+        kl = functools.partial(distillation, tau=self.kl_tau, reduction=self.kl_reduction)
         if self.stream.background is None:
-            return kl(own, self.kl_mode)
-        # entity rows: renormalised, for `slice` would tie O with the new type; O rows: sliced (11.2)
-        parts = [kl(rows, mode) for rows, mode in ((own, "renorm"), (~own, "slice")) if rows.any()]  # type: ignore[arg-type]
-        return torch.stack(parts).sum()
+            return kl(logits, log_old, mode=self.kl_mode, direction=self.kl_direction)
+        terms = []
+        if own.any():  # entity words: renormalised, for `slice` would tie O with the new type (11.2)
+            terms.append(kl(logits[own], log_old[own].log_softmax(1), direction=self.kl_direction))
+        if not own.all():  # O words: the teacher is all that labels them, so forward and sliced
+            terms.append(kl(logits[~own], log_old[~own], mode="slice", direction="forward"))
+        return torch.stack(terms).sum()
+
+    def log_scores_of_old(self, logits: Tensor) -> Tensor:  # (rows, teacher's classes) -> (rows, old)
+        """log S0 over the old classes."""
+        return F.log_softmax(logits / self.kl_tau, 1)[:, : self.now.known]
 
     def own_rows(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
         """Rows of the task's own classes. Not those labelled O after the first task: old entities hide among them."""
