@@ -207,14 +207,19 @@ class BaCE(HoldOut):
             log_old = self.log_old[torch.searchsorted(self.rows, batch.rows)].to(logits.device)
         else:
             log_old = self.log_scores_of_old(self.peek([batch], self.teacher).logits)
-        kl = functools.partial(distillation, tau=self.kl_tau, reduction=self.kl_reduction)
+
+        def kl(rows: Tensor, mode: Literal["slice", "renorm"], direction: Literal["forward", "reverse"]) -> Tensor:
+            teacher = log_old[rows] if mode == "slice" else log_old[rows].log_softmax(1)
+            tau, reduction = self.kl_tau, self.kl_reduction
+            return distillation(logits[rows], teacher, mode=mode, direction=direction, tau=tau, reduction=reduction)
+
         if self.stream.background is None:
-            return kl(logits, log_old, mode=self.kl_mode, direction=self.kl_direction)
+            return kl(own, self.kl_mode, self.kl_direction)
         terms = []
         if own.any():  # entity words: renormalised, for `slice` would tie O with the new type (11.2)
-            terms.append(kl(logits[own], log_old[own].log_softmax(1), direction=self.kl_direction))
-        if not own.all():  # O words: the teacher is all that labels them, so forward and sliced
-            terms.append(kl(logits[~own], log_old[~own], mode="slice", direction="forward"))
+            terms.append(kl(own, "renorm", self.kl_direction))
+        if not own.all():  # O words: the teacher is all that labels them, so new types must lose (11.2)
+            terms.append(kl(~own, "slice", "forward"))
         return torch.stack(terms).sum()
 
     def log_scores_of_old(self, logits: Tensor) -> Tensor:  # (rows, teacher's classes) -> (rows, old)
