@@ -278,7 +278,7 @@ def test_the_direction_decides_how_much_old_mass_a_new_sample_keeps(alpha: float
         ("forward", lambda m: m - alpha / (1 + alpha)),
         ("reverse", lambda m: 1 / (1 - m) + alpha * (1 + math.log(m))),
     ):
-        new = torch.tensor(0.0, dtype=torch.float64, requires_grad=True)  # its logit; log-probabilities for the old ones
+        new = torch.tensor(0.0, dtype=torch.float64, requires_grad=True)  # its logit; the old ones' are log S0
         reading: Any = {"mode": "slice", "direction": direction}
         optimiser = torch.optim.LBFGS([new], max_iter=100, tolerance_grad=1e-12, tolerance_change=1e-14)
 
