@@ -108,6 +108,9 @@ class CLSER(ER):
             if float(torch.rand((), generator=self.now.rng(name))) < chance:
                 average_into(getattr(self, name), self.model, min(1 - 1 / (int(self.steps) + 1), most))
 
+    def transfer_model(self) -> Model:
+        return self.stable
+
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         network = {None: self.stable, "plastic": self.plastic, "working": self.model}[scorer]
         with torch.inference_mode():
