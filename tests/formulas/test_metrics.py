@@ -1,6 +1,7 @@
 """Measures on hand-made matrices (spec/bace.md section 5) and entity scores against seqeval."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.scheme import IOB2, Entities
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
+import bace
 from bace.errors import ConfigError, DataError
+from bace.evaluation import predict
 from bace.metrics import (
     accuracy,
     average_accuracy,
@@ -296,3 +299,37 @@ def test_an_i_tag_that_continues_nothing_is_an_entity_in_seqevals_default_mode_o
     assert f1_score(gold, predicted, average="macro") == 1
     assert f1_score(gold, predicted, average="macro", **STRICT) == 0.5
     assert entity_scores(gold, predicted, ["A", "B"]).macro_f1 == 50
+
+
+# -- of a run
+
+
+def test_foreign_types_taken_for_o_raise_the_scores_of_a_run_and_nothing_else(tiny: Any) -> None:
+    """`measure.map_foreign_types_to_O`: seqeval's macro F1 after the mapping, which is the one over own types without
+    it; the method never learns of it."""
+    settings = {"method": "seq", "train.optimiser": "adamw", "train.epochs": 8, "measure.fwt": False}
+    strict, lenient = (
+        bace.run(tiny.settings("token", **settings, **{"measure.map_foreign_types_to_O": mapped}))
+        for mapped in (False, True)
+    )
+    assert all(map(torch.equal, strict.method.parameters(), lenient.method.parameters()))
+    scores = strict.metrics["entities"]
+    assert any(0 < score["foreign_rate"] < 100 and score["macro_f1"] < score["macro_f1_own"] for score in scores)
+    assert [score["macro_f1"] for score in scores] == strict.matrix[-1]
+    assert [score["macro_f1_own"] for score in scores] == lenient.matrix[-1]
+    stream = strict.method.stream
+    for task, found in zip(stream, scores, strict=True):
+        with stream.licence("test", task.test):
+            rows, predicted = predict(strict.method, task.test)
+        lengths = torch.unique_consecutive(stream.owners(rows), return_counts=True)[1].tolist()
+        gold, guessed = (
+            [[stream.names[c] for c in sentence.tolist()] for sentence in classes.split(lengths)]
+            for classes in (stream.targets[rows], predicted)
+        )
+        own = {stream.names[c] for c in task.classes}
+        mapped = [[tag if tag in own else "O" for tag in tags] for tags in guessed]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # seqeval warns where it divides by zero
+            assert found["macro_f1"] == pytest.approx(100 * f1_score(gold, guessed, average="macro", **STRICT))
+            assert found["macro_f1_own"] == pytest.approx(100 * f1_score(gold, mapped, average="macro", **STRICT))
+            assert found["micro_f1"] == pytest.approx(100 * f1_score(gold, guessed, **STRICT))

@@ -60,7 +60,8 @@ class DDE(LUCIR):
         cost="LUCIR's, 1F on at most top_k (b+m) neighbours, teacher 1F once an epoch on task and memory",
         o_rows="refused: neighbours of O words are not defined, CFNER is this idea for entities",
         reading="a replayed example's neighbours are those of its epoch view, though it is seen in a fresh one; both "
-        "momentum features act through the rows of now; `removal=learned` is a stage of its own, from (1, a) each time",
+        "momentum features act through the rows of now, in forward transfer too; `removal=learned` is a stage of its "
+        "own, from (1, a) each time",
     )
 
     def __init__(

@@ -38,7 +38,7 @@ class ICaRL(ER):
         o_rows="a mean of all words that are no entity of this task says nothing about the next such word",
         reading="the authors' loss: in old columns the teacher's sigmoid is every row's target, exemplars included; "
         "summed over columns, since their mean over columns goes with a learning rate of 2.0 (`columns`); the suite's "
-        "head gives the logits in training and the scorer `linear`",
+        "head gives the logits in training and the scorer `linear`; forward transfer by class means too",
     )
 
     means: Tensor  # (classes, width) unit vectors; zero for a class without exemplars

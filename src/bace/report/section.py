@@ -180,7 +180,8 @@ class Section:
     def task_by_task(self) -> Part:
         aid = (
             f"Row t is the model after task t, column i its {self.measure} on task i (%{self.mean}): "
-            "a column that fades downwards is a task being forgotten."
+            "a column that fades downwards is a task being forgotten; the diagonal is each task right after it was "
+            "learned, and its mean from the second task on is A_new."
         )
         maps = [self.small("matrix", group, figures.matrix(group, self.measure)) for group in self.made]
         return Part("Task by task", aid, scale() + grid(maps, large=self.tasks > figures.MOST_SMALL))
