@@ -27,7 +27,7 @@ COLUMNS = (
 # Scores of entities: the name in metrics.json, for the reader, what it is, and whether more is better.
 ENTITY_SCORES = (
     ("macro_f1", "macro F1", "seqeval's, which makes A_t: mean over all types in the text or predicted", True),
-    ("macro_f1_own", "own types", "mean over the task's own types only: a foreign type costs nothing", True),
+    ("macro_f1_own", "own types", "mean over the task's own types only: a foreign type by itself costs nothing", True),
     ("micro_f1", "micro F1", "over entities of all types", True),
     ("precision", "precision", "share of the predicted entities that are right", True),
     ("recall", "recall", "share of the entities that are found", True),
