@@ -307,7 +307,7 @@ def test_an_i_tag_that_continues_nothing_is_an_entity_in_seqevals_default_mode_o
 def test_foreign_types_taken_for_o_raise_the_scores_of_a_run_and_nothing_else(tiny: Any) -> None:
     """`measure.map_foreign_types_to_O`: seqeval's macro F1 after the mapping, which is the one over own types without
     it; the method never learns of it."""
-    settings = {"method": "seq", "train.optimiser": "adamw", "train.epochs": 8, "measure.fwt": False}
+    settings = {"method": "er", "train.optimiser": "adamw", "train.epochs": 8, "measure.fwt": False}
     strict, lenient = (
         bace.run(tiny.settings("token", **settings, **{"measure.map_foreign_types_to_O": mapped}))
         for mapped in (False, True)
