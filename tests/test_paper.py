@@ -386,6 +386,7 @@ def found(tmp_path: Path) -> results.Finished:
     ("name", "value"),
     {
         "A_last": 50,
+        "A_new": 75,
         "Acc": 50,
         "FWT": None,
         "Prob.Acc": 80,

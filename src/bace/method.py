@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bace.config import Training
 from bace.memory import ElasticBuffers, Memory, herd
-from bace.models.heads import imprint
+from bace.models.heads import Head, imprint
 from bace.models.model import Model, Output, frozen_copy, parameter_count
 from bace.neighbours import NeighbourTable
 from bace.randomness import derive, generator
@@ -208,6 +208,23 @@ class Method(ElasticBuffers):
         encoder = self.model.encoder
         networks = self.networks + (self.keeps_teacher and task > 0)
         return parameter_count(encoder) * networks, parameter_count(encoder, trained_only=True)
+
+    # -- forward transfer: a task that is not yet learned, scored by the method's own rule (evaluation.transfer)
+
+    def transfer_model(self) -> Model:
+        """The network that predicts. Its features are scored, and a copy of its head grows by the task's classes."""
+        return self.model
+
+    def transfer_rows(self, task: Task) -> Tensor:  # (classes of the task, width)
+        """The rows of these classes, made from the task's training examples: imprinted."""
+        model = self.transfer_model()
+        features, targets = self.outputs(task.train, model).features, self.stream.labels(task.train)[1]
+        return imprint(features, targets, task.classes, model.head.weight.detach().cpu())
+
+    def transfer_scores(self, features: Tensor, head: Head) -> Tensor:  # (rows, width) -> (rows, seen and new classes)
+        """The scores that `predict` would give to these features if `head`, the grown one, were the network's."""
+        logits: Tensor = head(features)
+        return logits
 
     # -- for studies, which look on (docs/studies.md)
 

@@ -13,6 +13,7 @@ from bace.losses import soft_cross_entropy
 from bace.memory import draw_balanced
 from bace.method import Card, Loss, Stage
 from bace.methods.er import ER
+from bace.models.heads import Head
 from bace.stream import NO_IDS, Batch, Task
 
 
@@ -155,6 +156,9 @@ class BiC(HoldOut, ER):
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         logits = super().predict(batch)
         return logits if scorer == "raw" else self.corrected(logits, len(self.pairs))
+
+    def transfer_scores(self, features: Tensor, head: Head) -> Tensor:
+        return self.corrected(super().transfer_scores(features, head), len(self.pairs))  # known classes are corrected
 
     def report(self) -> dict[str, float]:
         """Of the newest task's classes; 1 and 0 are no correction."""

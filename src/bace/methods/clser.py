@@ -40,7 +40,8 @@ class CLSER(ER):
         cost="1F+1B on b+m, 2F on m; a pass over the weights for each average",
         o_rows="class 0 under cross-entropy; all of a sentence's rows are matched",
         reading="herded memory instead of a reservoir; averages for short tasks; averaged networks always in eval "
-        "mode, new head rows alike in all three; the stable network predicts, the others are scored beside it",
+        "mode, new head rows alike in all three; the stable network predicts, in forward transfer "
+        "too, the others are scored beside it",
     )
 
     plastic: Model
@@ -107,6 +108,9 @@ class CLSER(ER):
         for name, (chance, most) in self.rates.items():
             if float(torch.rand((), generator=self.now.rng(name))) < chance:
                 average_into(getattr(self, name), self.model, min(1 - 1 / (int(self.steps) + 1), most))
+
+    def transfer_model(self) -> Model:
+        return self.stable
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         network = {None: self.stable, "plastic": self.plastic, "working": self.model}[scorer]

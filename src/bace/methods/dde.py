@@ -10,6 +10,7 @@ from bace.errors import ConfigError
 from bace.losses import mixture, neighbour_log_weights
 from bace.method import Card, Loss, Stage
 from bace.methods.lucir import LUCIR
+from bace.models.heads import Head
 from bace.models.model import Model, Output
 from bace.neighbours import NeighbourTable, nearest
 from bace.stream import Batch, Task
@@ -59,7 +60,8 @@ class DDE(LUCIR):
         cost="LUCIR's, 1F on at most top_k (b+m) neighbours, teacher 1F once an epoch on task and memory",
         o_rows="refused: neighbours of O words are not defined, CFNER is this idea for entities",
         reading="a replayed example's neighbours are those of its epoch view, though it is seen in a fresh one; both "
-        "momentum features act through the rows of now; `removal=learned` is a stage of its own, from (1, a) each time",
+        "momentum features act through the rows of now, in forward transfer too; `removal=learned` is a stage of its "
+        "own, from (1, a) each time",
     )
 
     def __init__(
@@ -169,16 +171,19 @@ class DDE(LUCIR):
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         with torch.inference_mode():
             out: Output = self.model(batch)
-            return self.direct_effect(out)
+            return self.direct_effect(out, self.model.head)
+
+    def transfer_scores(self, features: Tensor, head: Head) -> Tensor:
+        return self.direct_effect(Output(features, head(features)), head)
 
     def removal_loss(self, batch: Batch) -> Tensor:
-        return 5 * F.cross_entropy(self.direct_effect(self.peek([batch])), batch.targets)
+        return 5 * F.cross_entropy(self.direct_effect(self.peek([batch]), self.model.head), batch.targets)
 
-    def direct_effect(self, out: Output) -> Tensor:  # (rows, classes)
+    def direct_effect(self, out: Output, head: Head) -> Tensor:  # (rows, classes)
         """The logits without the biases b_i = cos(h, e_i) sigma W e_i, rows of W and e_i of length 1."""
         with torch.no_grad():
             cosines = F.cosine_similarity(out.features[:, None], self.e, dim=-1)  # (rows, 2)
-            before, now = cosines.T[:, :, None] * self.model.head(self.e)[:, None]  # (rows, classes) each
+            before, now = cosines.T[:, :, None] * head(self.e)[:, None]  # (rows, classes) each
         result: Tensor = self.removal(out.logits, before, now)
         return result
 

@@ -132,7 +132,7 @@ class Entry:
     place: str
     title: str
     blocks: tuple[Block, ...]
-    columns: tuple[str, ...] = ("A_last", "FGT", "FWT")
+    columns: tuple[str, ...] = ("A_last", "A_new", "FGT", "FWT")
     curves: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
     table: str = ""
@@ -245,7 +245,7 @@ _TABLES = (
             FIVE.of("L2P"),
             FIVE.of("MTL", buffers=("inf",)),
         ),
-        ("A_last", "FGT"),
+        ("A_last", "A_new", "FGT"),
         table="five_datasets",
     ),
     Entry(
@@ -253,7 +253,7 @@ _TABLES = (
         "Table IV",
         "BaCE's weight of the distillation on new data, alpha",
         (CIFAR.of("BaCE (alpha=0)", "BaCE (alpha=0.01)", "BaCE (alpha=0.1)", "BaCE"),),
-        ("A_last", "delta_A_last"),
+        ("A_last", "delta_A_last", "A_new"),
         table="alpha",
         baseline="BaCE (alpha=0)",
     ),
