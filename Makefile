@@ -11,7 +11,7 @@ demo: .venv/.setup
 test: .venv/.test
 	$(BIN)/ruff check src tests benchmarks scripts
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 bench: .venv/.test
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/bace_cost.py

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of numpy, and of processes that tests start: they share the cores
 
 import hypothesis
 import pytest

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import fcntl
+import functools
 import io
 import json
 import os
@@ -379,6 +380,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@functools.cache
 def _commit() -> str | None:
     """The commit of the source tree, when it is one."""
     try:
