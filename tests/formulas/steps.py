@@ -217,7 +217,8 @@ def kl_renorm(student: Array, teacher: Array, tau: float = 1.0) -> Array:
 
 
 def array(tensor: Tensor) -> Array:
-    result: Array = tensor.detach().to(torch.float64).numpy()
+    """A copy: what is trained afterwards does not change it."""
+    result: Array = tensor.detach().to(torch.float64, copy=True).numpy()
     return result
 
 
