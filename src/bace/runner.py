@@ -293,6 +293,7 @@ def describe(config: Config, stream: Stream) -> dict[str, Any]:
         },
         "commit": _commit(),
         "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "tasks": [{"name": task.name, "classes": [stream.names[c] for c in task.classes]} for task in stream],
     }
 

@@ -31,13 +31,11 @@ Array = NDArray[np.float64]
 
 
 def make(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) -> tuple[Method, Stream, Config]:
-    """A method before its first task, without dropout and in the default dtype."""
+    """A method before its first task, without dropout."""
     backbone = {} if modality == "image" else {"backbone": without_dropout(tiny.bert)}
     settings = {"measure.fwt": False, "benchmark.tasks": [2, 2], "train.lr": 0.05, **backbone, **changes}
     config = config_from(tiny.settings(modality, method=method, **settings))
     learned, stream = assemble(config)
-    if torch.get_default_dtype() == torch.float64:
-        learned.double()  # not `.to(float32)` otherwise: some statistics are kept in double precision
     return learned, stream, config
 
 
@@ -222,7 +220,8 @@ def divergence(p0: Array, p: Array, direction: str) -> Array:
 
 
 def array(tensor: Tensor) -> Array:
-    result: Array = tensor.detach().to(torch.float64).numpy()
+    """A copy: what is trained afterwards does not change it."""
+    result: Array = tensor.detach().to(torch.float64, copy=True).numpy()
     return result
 
 

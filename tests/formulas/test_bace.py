@@ -4,7 +4,6 @@ and the acceptance tests 1 to 4, 7 and 8 of section 13. In double precision and 
 import copy
 import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,13 +38,6 @@ from bace.models.encoders import load_encoder
 from bace.models.model import Model
 from bace.stream import Batch
 from bace.trainer import Trainer
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def bace(**changes: Any) -> dict[str, Any]:

@@ -117,21 +117,17 @@ def test_fisher_with_labels_of_the_model_would_be_that_of_logistic_regression(ti
 def test_fisher_of_every_parameter_by_a_pass_for_each_row(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there is room for the gradients of three rows at a time."""
     monkeypatch.setattr(bace.fisher, "ROOM", 3 * 14_000)
-    torch.set_default_dtype(torch.float64)
-    try:
-        method = learned(tiny, "token", **{"benchmark.train_per_class": 2, "head.kind": "cosine"})
-        rows, _ = method.stream.labels(method.stream[0].train)
-        named = {name: p for name, p in method.model.named_parameters() if p.requires_grad}
-        assert 11_000 < sum(p.numel() for p in named.values()) < 14_000
-        expected = dict.fromkeys(named, 0.0)
-        for row in rows[:, None]:
-            one = method.stream.rows(row)
-            loss = torch.nn.functional.cross_entropy(method.model(one).logits, one.targets)
-            for name, g in zip(named, torch.autograd.grad(loss, list(named.values())), strict=True):
-                expected[name] += array(g) ** 2 / len(rows)
-        found = by_name(method, method.fisher)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    method = learned(tiny, "token", **{"benchmark.train_per_class": 2, "head.kind": "cosine"})
+    rows, _ = method.stream.labels(method.stream[0].train)
+    named = {name: p for name, p in method.model.named_parameters() if p.requires_grad}
+    assert 11_000 < sum(p.numel() for p in named.values()) < 14_000
+    expected = dict.fromkeys(named, 0.0)
+    for row in rows[:, None]:
+        one = method.stream.rows(row)
+        loss = torch.nn.functional.cross_entropy(method.model(one).logits, one.targets)
+        for name, g in zip(named, torch.autograd.grad(loss, list(named.values())), strict=True):
+            expected[name] += array(g) ** 2 / len(rows)
+    found = by_name(method, method.fisher)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-8, atol=1e-18, err_msg=name)
