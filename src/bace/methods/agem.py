@@ -50,7 +50,9 @@ class AGEM(Method):
         if reference is None:
             return
         moving = [p for p in self.model.parameters() if p.grad is not None]
-        loss = F.cross_entropy(self.model(reference, name="reference").logits, reference.targets)
+        labelled = self.labelled(reference.targets, new=0)
+        logits = self.model(reference, name="reference").logits
+        loss = F.cross_entropy(logits[labelled], reference.targets[labelled])
         # not by backward(): .grad holds g
         g_ref = torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True)
         project([p.grad for p in moving if p.grad is not None], g_ref)

@@ -56,6 +56,7 @@ class BaCE(HoldOut):
     title = "BaCE"
     paper = "Zheng et al., Balancing the Causal Effects in Class-Incremental Learning, 2024"
     networks = 2  # student and teacher
+    learns_o = False
     card = Card(
         mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
         cost="1F+1B on b+m, 1F on at most K b neighbours, teacher 1F on m and once an epoch on the task",
@@ -185,10 +186,7 @@ class BaCE(HoldOut):
         if self.distils:
             terms["distil"] = self.alpha * self.loss_distil(new, batch, own)
         if replay is not None and old is not None:
-            terms["replay"] = F.cross_entropy(old, replay.targets)
-            if self.teacher is not None and self.lambda_mse:
-                target = self.peek([replay], self.teacher).logits[:, : self.now.known]  # live, on the same view (3.3)
-                terms["match"] = self.lambda_mse * old_logit_mse(old, target, self.mse_reduction)
+            terms |= self.loss_memory(old, replay)
         return terms  # none, for a batch of O rows that has nothing to learn from
 
     def loss_new(self, logits: Tensor, targets: Tensor, near: Near | None, beside: Tensor | None) -> Tensor:
@@ -213,9 +211,30 @@ class BaCE(HoldOut):
         terms = []
         if own.any():  # entity words: renormalised, for `slice` would tie O with the new type (11.2)
             terms.append(kl(logits[own], log_old[own].log_softmax(1), direction=self.kl_direction))
-        if not own.all():  # O words: the teacher is all that labels them, so forward and sliced
-            terms.append(kl(logits[~own], log_old[~own], mode="slice", direction="forward"))
+        if not own.all():
+            terms.append(self.distil_o(logits[~own], log_old[~own]))
         return torch.stack(terms).sum()
+
+    def distil_o(self, logits: Tensor, log_old: Tensor) -> Tensor:  # (rows, classes), (rows, old) -> ()
+        """Words labelled O: the teacher is all that labels them, so forward and sliced (11.2)."""
+        return distillation(logits, log_old, mode="slice", tau=self.kl_tau, reduction=self.kl_reduction)
+
+    def loss_memory(self, logits: Tensor, replay: Batch) -> dict[str, Tensor]:
+        """Effect_old on memory: cross-entropy, and the teacher's logits of the old classes (3.3)."""
+        labelled = self.labelled(replay.targets, new=0)
+        terms: dict[str, Tensor] = {}
+        if labelled.any():
+            terms["replay"] = F.cross_entropy(logits[labelled], replay.targets[labelled])
+        distils = self.distils and not labelled.all()
+        if self.teacher is not None and (self.lambda_mse or distils):
+            target = self.peek([replay], self.teacher).logits  # live, on the same view (3.3)
+            if self.lambda_mse:
+                match = old_logit_mse(logits, target[:, : self.now.known], self.mse_reduction)
+                terms["match"] = self.lambda_mse * match
+            if distils:
+                log_old = self.log_scores_of_old(target[~labelled])
+                terms["replay_o"] = self.alpha * self.distil_o(logits[~labelled], log_old)
+        return terms
 
     def log_scores_of_old(self, logits: Tensor) -> Tensor:  # (rows, teacher's classes) -> (rows, old)
         """log S0 over the old classes."""

@@ -74,7 +74,7 @@ class DERpp(ER):
         logits = self.model(Batch.cat(both, first)).logits
         self.before = logits[: len(batch)].detach()
         terms = self.cross_entropy(logits[: len(both)], both.targets, len(batch))
-        if second is not None:
+        if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
         if first is not None:
             stored = unstack_rows(self.memory.get_buffer("logits")[self.drawn(1)].to(logits.device), first.owner)
@@ -88,11 +88,11 @@ class DERpp(ER):
         both = Batch.cat(batch, replay)
         logits = self.model(both).logits
         terms = self.cross_entropy(logits, both.targets, len(batch))
-        if replay is not None:
+        if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
-            if self.alpha:
-                target = self.peek([replay], self.teacher).logits
-                terms["match"] = self.alpha * old_logit_mse(logits[len(batch) :], target)
+        if replay is not None and self.alpha:
+            target = self.peek([replay], self.teacher).logits
+            terms["match"] = self.alpha * old_logit_mse(logits[len(batch) :], target)
         return terms
 
     def after_step(self, batch: Batch) -> None:
