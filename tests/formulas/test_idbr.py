@@ -59,7 +59,8 @@ def in_halves(text: list[int], a: int, swapped: bool = False) -> tuple[list[int]
 def padded(written: list[list[int]]) -> dict[str, Tensor]:
     length = max(map(len, written))
     ids = torch.tensor([text + [0] * (length - len(text)) for text in written])
-    return {"input_ids": ids, "attention_mask": (torch.arange(length) < torch.tensor([[len(t)] for t in written])).long()}
+    mask = torch.tensor([[1] * len(text) + [0] * (length - len(text)) for text in written])
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 texts = st.lists(st.lists(st.integers(10, 60), max_size=9), min_size=1, max_size=4)

@@ -1,5 +1,5 @@
-"""Words labelled O in replayed sentences (train.replay_o): what is under cross-entropy and what is distilled, by hand, in
-every method that replays sentences."""
+"""Words labelled O in replayed sentences (train.replay_o): which are under cross-entropy and which are distilled, by
+hand, in every method that replays sentences."""
 
 from typing import Any
 

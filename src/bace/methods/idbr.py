@@ -34,8 +34,8 @@ class Reader(nn.Module):
 
 
 class Halves(Model):
-    """Reads each text as two halves, [CLS] a [SEP] b [SEP], cut in the middle. Inputs may say where to cut instead, `cut`
-    (texts,), after so many tokens, and whether b comes first, `swapped` (texts,)."""
+    """Reads each text as two halves, [CLS] a [SEP] b [SEP], cut in the middle. Inputs may say otherwise: `cut`
+    (texts,), after how many tokens, and `swapped` (texts,), whether b comes first."""
 
     def branches(self, inputs: dict[str, Tensor], taps: bool) -> Iterator[Branch]:
         words = self.words(inputs)
