@@ -603,8 +603,8 @@ def test_tokens_a_batch_without_entities_trains_on_what_is_left_and_is_finite(
     rows, targets = method.stream.labels(method.stream[1].train)
     batch = method.stream.rows(rows[targets == 0][:5], view=method.now.view())
     loss = method.loss(batch)
-    expected = {"distil": bool(alpha), "replay": bool(memory), "match": bool(memory), "replay_o": bool(alpha and memory)}
-    assert loss.keys() == {name for name, there in expected.items() if there}
+    there = {"distil": alpha, "replay": memory, "match": memory, "replay_o": alpha and memory}
+    assert loss.keys() == {name for name, weight in there.items() if weight}
     assert all(math.isfinite(term.item()) for term in loss.values())
     if alpha:
         sliced = kl_slice(logits_of(method.model, batch), logits_of(method.teacher, batch)).mean()
