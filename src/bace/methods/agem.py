@@ -28,7 +28,7 @@ class AGEM(Method):
     card = Card(
         mechanism="gradient projected so that the loss on memory does not rise",
         cost="1F+1B on b, 1F+1B on min(256, memory)",
-        o_rows="class 0 under cross-entropy; a sentence in memory keeps its own task's labels",
+        o_rows="class 0 under cross-entropy; in the reference gradient so too, or left out (`train.replay_o`)",
         reading="soft-max over all seen classes; herded memory, filled at the end of a task; SGD without momentum; "
         "clipping and weight decay come after the projection",
     )

@@ -60,7 +60,8 @@ class BaCE(HoldOut):
     card = Card(
         mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
         cost="1F+1B on b+m, 1F on at most K b neighbours, teacher 1F on m and once an epoch on the task",
-        o_rows="no anchors and no neighbours; distilled over all columns cut to the old ones",
+        o_rows="no anchors and no neighbours; distilled over all columns cut to the old ones; in replayed sentences so "
+        "too, or class 0 under cross-entropy (`train.replay_o`), and always matched",
         reading="docs/bace.md",
     )
 

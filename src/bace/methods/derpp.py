@@ -32,7 +32,8 @@ class DERpp(ER):
     card = Card(
         mechanism="replay; logits on memory kept near those of the past",
         cost="1F+1B on b+2m (`logits=teacher`: 1F+1B on b+m, teacher 1F on m)",
-        o_rows="class 0 under cross-entropy; all of a sentence's rows are matched",
+        o_rows="class 0 under cross-entropy, in replayed sentences so too or not (`train.replay_o`); all of a replayed "
+        "sentence's rows are matched",
         reading="weights of the original's CIFAR-10 with 500 slots; the reservoir is offered every example of every "
         "step, so replay starts in the first task (beside a whole batch); logits are matched scaled, over the columns "
         "that were there when they were stored",

@@ -25,7 +25,7 @@ class ER(Method):
     card = Card(
         mechanism="replay",
         cost="1F+1B on b+m",
-        o_rows="class 0 under cross-entropy; a replayed sentence keeps its own task's labels",
+        o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`)",
         reading="herded memory, a separate batch from it, sum of two means (`mode`, `reduction`: the other ways)",
     )
 

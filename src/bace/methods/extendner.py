@@ -37,9 +37,8 @@ class ExtendNER(ER):
         mechanism="labels teach entities, the last network teaches O words; replay",
         cost="1F+1B and teacher 1F on b+m",
         o_rows="class 0 under cross-entropy in the first task; later distilled alone, over all columns cut to the old "
-        "ones, so that new columns are pushed down",
-        reading="replay is not the original's: a replayed sentence's entities are under cross-entropy, its O words "
-        "distilled, like those of a new one; weight 2 as in the code of BaCE's authors; the run's head, all rows "
+        "ones, so that new columns are pushed down; in replayed sentences so too, or class 0 (`train.replay_o`)",
+        reading="replay is not the original's; weight 2 as in the code of BaCE's authors; the run's head, all rows "
         "trained",
     )
 
