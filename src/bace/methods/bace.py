@@ -243,9 +243,7 @@ class BaCE(HoldOut):
 
     def own_rows(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
         """Rows of the task's own classes. Not those labelled O after the first task: old entities hide among them."""
-        if self.stream.background is None or self.now.known == 0:
-            return torch.ones_like(targets, dtype=torch.bool)
-        return targets != self.stream.background
+        return self.labelled(targets, new=len(targets))
 
     def neighbourhood(self, batch: Batch) -> Near | None:
         rows = batch.rows[self.own_rows(batch.targets).cpu()]

@@ -37,8 +37,8 @@ class LUCIR(ER):
     card = Card(
         mechanism="cosine head with imprinted new and frozen old rows; feature distillation; margin ranking; replay",
         cost="1F+1B and teacher 1F on b+m; once a task 1F on its examples",
-        o_rows="class 0 under cross-entropy in the first task; later not (in replayed sentences: `train.replay_o`), but "
-        "alone under the feature term, and ranked like rows of old entities",
+        o_rows="class 0 under cross-entropy in the first task; later not (in replayed sentences: `train.replay_o`), "
+        "but alone under the feature term, and ranked like rows of old entities",
         reading="feature term and ranking are means over new and replayed rows together; the head's scale starts at "
         "head.sigma_init, not at 1; no class-balanced fine-tuning",
     )
