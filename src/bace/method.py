@@ -106,6 +106,7 @@ class Method(ElasticBuffers):
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
     one_encoder: ClassVar[bool] = True  # the features of all classes are of one space: studies can compare them
+    learns_o: ClassVar[bool] = True  # entities: words labelled O in a later task's sentences are learned as class 0
     keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
     networks: ClassVar[int] = 1  # of the encoder's size, kept in parameters and buffers; the teacher comes on top
     scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
@@ -280,6 +281,19 @@ class Method(ElasticBuffers):
     def drawn(self, draw: int = 1) -> Tensor:  # (replay_size,) slots
         """The slots that `replay(draw)` shows at this step."""
         return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
+
+    def labelled(self, targets: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool
+        """Which rows are learned by their labels, the first `new` of them being new and the others replayed: all but
+        words labelled O, among which entities of other tasks hide after the first one. There it is the method that
+        decides for new sentences (`learns_o`), and `train.replay_o` for replayed ones."""
+        rows = torch.ones_like(targets, dtype=torch.bool)
+        if self.stream.background is not None and self.now.known:
+            entity = targets != self.stream.background
+            if not self.learns_o:
+                rows[:new] = entity[:new]
+            if self.training_settings.replay_o == "distil":
+                rows[new:] = entity[new:]
+        return rows
 
     def remember(self, task: Task) -> None:
         """Refill the memory at the end of a task, within its budget."""

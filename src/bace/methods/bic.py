@@ -39,8 +39,8 @@ class BiC(HoldOut, ER):
     card = Card(
         mechanism="replay; distillation; scale and shift of the new logits, fitted on held-out examples",
         cost="1F+1B and teacher 1F on b+m; second stage 1F on the balanced set",
-        o_rows="class 0, an old class: under cross-entropy, distilled, never scaled; the balanced set takes as many "
-        "words of each tag as the rarest has",
+        o_rows="class 0, an old class: under cross-entropy (in replayed sentences so too or not: `train.replay_o`), "
+        "distilled, never scaled; the balanced set takes as many words of each tag as the rarest has",
         stages=("main", "bias"),
         reading="only the latest pair is active, as the authors have it (`corrections`); both terms are sums of a mean "
         "over new and a mean over replayed rows; with one slot a class nothing is held out, and the balanced set is "

@@ -38,7 +38,8 @@ class CLSER(ER):
     card = Card(
         mechanism="replay; logits on memory kept near the better of two averaged networks",
         cost="1F+1B on b+m, 2F on m; a pass over the weights for each average",
-        o_rows="class 0 under cross-entropy; all of a sentence's rows are matched",
+        o_rows="class 0 under cross-entropy, in replayed sentences so too or not (`train.replay_o`); all of a replayed "
+        "sentence's rows are matched",
         reading="herded memory instead of a reservoir; averages for short tasks; averaged networks always in eval "
         "mode, new head rows alike in all three; the stable network predicts, in forward transfer "
         "too, the others are scored beside it",

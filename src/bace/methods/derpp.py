@@ -32,7 +32,8 @@ class DERpp(ER):
     card = Card(
         mechanism="replay; logits on memory kept near those of the past",
         cost="1F+1B on b+2m (`logits=teacher`: 1F+1B on b+m, teacher 1F on m)",
-        o_rows="class 0 under cross-entropy; all of a sentence's rows are matched",
+        o_rows="class 0 under cross-entropy, in replayed sentences so too or not (`train.replay_o`); all of a replayed "
+        "sentence's rows are matched",
         reading="weights of the original's CIFAR-10 with 500 slots; the reservoir is offered every example of every "
         "step, so replay starts in the first task (beside a whole batch); logits are matched scaled, over the columns "
         "that were there when they were stored",
@@ -74,7 +75,7 @@ class DERpp(ER):
         logits = self.model(Batch.cat(both, first)).logits
         self.before = logits[: len(batch)].detach()
         terms = self.cross_entropy(logits[: len(both)], both.targets, len(batch))
-        if second is not None:
+        if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
         if first is not None:
             stored = unstack_rows(self.memory.get_buffer("logits")[self.drawn(1)].to(logits.device), first.owner)
@@ -88,11 +89,11 @@ class DERpp(ER):
         both = Batch.cat(batch, replay)
         logits = self.model(both).logits
         terms = self.cross_entropy(logits, both.targets, len(batch))
-        if replay is not None:
+        if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
-            if self.alpha:
-                target = self.peek([replay], self.teacher).logits
-                terms["match"] = self.alpha * old_logit_mse(logits[len(batch) :], target)
+        if replay is not None and self.alpha:
+            target = self.peek([replay], self.teacher).logits
+            terms["match"] = self.alpha * old_logit_mse(logits[len(batch) :], target)
         return terms
 
     def after_step(self, batch: Batch) -> None:

@@ -25,7 +25,7 @@ class ER(Method):
     card = Card(
         mechanism="replay",
         cost="1F+1B on b+m",
-        o_rows="class 0 under cross-entropy; a replayed sentence keeps its own task's labels",
+        o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`)",
         reading="herded memory, a separate batch from it, sum of two means (`mode`, `reduction`: the other ways)",
     )
 
@@ -48,7 +48,9 @@ class ER(Method):
         return Batch.cat(batch, self.replay() if self.mode == "batch" else None)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
-        """Of the first `new` rows, and of the replayed ones behind them."""
+        """Of the first `new` rows, and of the replayed ones behind them, where they are labelled."""
+        labelled = self.labelled(targets, new)
+        logits, targets, new = logits[labelled], targets[labelled], int(labelled[:new].sum())
         parts = self.parts(new, len(targets))
         return {name: self.criterion(logits[rows], targets[rows]) for name, rows in parts.items()}
 

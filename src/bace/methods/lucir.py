@@ -33,11 +33,12 @@ class LUCIR(ER):
     title = "LUCIR"
     paper = "Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
     keeps_teacher = True
+    learns_o = False
     card = Card(
         mechanism="cosine head with imprinted new and frozen old rows; feature distillation; margin ranking; replay",
         cost="1F+1B and teacher 1F on b+m; once a task 1F on its examples",
-        o_rows="class 0 under cross-entropy in the first task; later not, but alone under the feature term, and ranked "
-        "like rows of old entities",
+        o_rows="class 0 under cross-entropy in the first task; later not (in replayed sentences: `train.replay_o`), "
+        "but alone under the feature term, and ranked like rows of old entities",
         reading="feature term and ranking are means over new and replayed rows together; the head's scale starts at "
         "head.sigma_init, not at 1; no class-balanced fine-tuning",
     )
@@ -85,12 +86,6 @@ class LUCIR(ER):
         both = self.with_replay(batch)
         out: Output = self.model(both)
         return self.cross_entropy(out.logits, both.targets, len(batch)) | self.hold(out, both)
-
-    def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
-        if self.teacher is not None and self.stream.background is not None:
-            entity = targets != self.stream.background  # old entities hide among the others
-            logits, targets, new = logits[entity], targets[entity], int(entity[:new].sum())
-        return super().cross_entropy(logits, targets, new)
 
     def hold(self, out: Output, both: Batch) -> dict[str, Tensor]:
         """What keeps the old classes in their place, from the second task on."""
