@@ -25,7 +25,7 @@ class EWC(SEQ):
             information.
         max_pull: a step of SGD takes a parameter back by lambda F lr of its way from its old value; from 2 on it
             would diverge. F is cut, with a warning, where this is above `max_pull`; 0: never cut.
-        span: the classes of the cross-entropy: all `seen` so far, or only the `new` ones.
+        span: the classes of the cross-entropy: only the `new` ones, or all `seen` so far.
     """
 
     paper = "Kirkpatrick et al., Overcoming Catastrophic Forgetting in Neural Networks, 2017"
@@ -43,7 +43,7 @@ class EWC(SEQ):
         lambda_ewc: float = 5000.0,
         fisher_samples: int = 2000,
         max_pull: float = 1.0,
-        span: Literal["seen", "new"] = "seen",
+        span: Literal["seen", "new"] = "new",
     ) -> None:
         super().__init__(span)
         self.lambda_ewc, self.fisher_samples, self.max_pull = lambda_ewc, fisher_samples, max_pull
