@@ -33,8 +33,8 @@ class IL2M(ER):
         cost="1F+1B on b+m; after a task 1F on its data and the memory",
         o_rows="mean scores of a class when it was new do not exist for O, which every task changes",
         replay="concat",
-        reading="the memory in the task's data, since with a separate batch from it no prediction on the digits "
-        "differs from ER's (`mode`); probabilities (a cosine head's logits are signed) in place of the authors' "
+        reading="the memory in the task's data: with a separate batch from it (`mode`) its digits scores are ER's to "
+        "the last digit; probabilities (a cosine head's logits are signed) in place of the authors' "
         "logits (`score`); the suite's learning rate at every task; a class without exemplars counts as unchanged",
     )
 
