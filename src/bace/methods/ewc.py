@@ -20,7 +20,7 @@ class EWC(SEQ):
     """Tie each parameter to its last value, the tighter the more the earlier tasks depend on it (Fisher information).
 
     Args:
-        lambda_ewc: weight of the penalty; 0 leaves SEQ. BaCE's 5000, the default, barely acts on small networks.
+        lambda_ewc: weight of the penalty; 0 leaves SEQ. BaCE's 5000, the default, barely acts on the digits.
         fisher_samples: at most so many rows of a task (images, texts, words), drawn at random, make its Fisher
             information.
         max_pull: a step of SGD takes a parameter back by lambda F lr of its way from its old value; from 2 on it
