@@ -16,9 +16,11 @@ HEADER = """# Methods
 Made by `python scripts/document_methods.py` from the methods' cards and the docstrings of their formula tests; a test
 fails if it is not up to date. `bace list methods --json` gives the hyper-parameters.
 
-Cost: b new and m replayed examples a step, F a forward pass, B a backward pass (about 2F). *Reading* is what was
-decided where the originals disagree or are silent. *O rows*: what is done with words labelled O (entities), which may
-be entities of other tasks, or why a method refuses tokens.
+Cost: b new and m replayed examples a step, F a forward pass, B a backward pass (about 2F). *Memory*: of methods with a
+setting `mode`, how their authors replay: a separate batch from memory at each step (`batch`, the default of all but
+IL2M), or the memory shuffled into the task's data (`concat`). *Reading* is what was decided where the originals
+disagree or are silent. *O rows*: what is done with words labelled O (entities), which may be entities of other tasks,
+or why a method refuses tokens.
 """
 
 
@@ -34,7 +36,7 @@ def described(method: type[Method]) -> list[str]:
         f"**{method.title}**",
         method.paper,
         card.mechanism,
-        "yes" if method.uses_memory else "no",
+        ("yes" if method.uses_memory else "no") + (f"; the authors: `mode={card.replay}`" if card.replay else ""),
         ", ".join(card.stages),
         ", ".join(sorted(method.modalities)),
         card.cost,

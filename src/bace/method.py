@@ -87,6 +87,7 @@ class Card:
     cost: str
     o_rows: str  # entities: what is done with words labelled O; or why the method refuses tokens
     stages: tuple[str, ...] = ("main",)  # of a task after the first
+    replay: Literal["", "batch", "concat"] = ""  # the `mode` of replay in which the authors published it
     reading: str = ""  # what was decided where the originals disagree or are silent
 
 

@@ -115,6 +115,7 @@ class BEEF(ER):
         cost="expand: 1F+1B on b+m, energy 4F+4B on b+m; fuse: t+1 F; t+1 encoders are kept",
         o_rows="refused: a word labelled O belongs to no task, so it has no backward prototype",
         stages=("expand", "fuse"),
+        replay="concat",
         reading="linear heads; biases add when folded, a sample's own column is left out row by row, energy by sample "
         "(the official code slips in all three) and in one mean over new and replayed rows; balanced set: the memory "
         "and as many of each new class; texts: the sampler starts from permuted word vectors; backbone.adapter shares "

@@ -42,6 +42,7 @@ class BiC(HoldOut, ER):
         o_rows="class 0, an old class: under cross-entropy (in replayed sentences so too or not: `train.replay_o`), "
         "distilled, never scaled; the balanced set takes as many words of each tag as the rarest has",
         stages=("main", "bias"),
+        replay="concat",
         reading="only the latest pair is active, as the authors have it (`corrections`); both terms are sums of a mean "
         "over new and a mean over replayed rows; with one slot a class nothing is held out, and the balanced set is "
         "the memory and as many herded new examples of each class",

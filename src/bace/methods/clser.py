@@ -93,7 +93,8 @@ class CLSER(ER):
         logits = self.model(both).logits
         terms = self.cross_entropy(logits, both.targets, len(batch))
         if replay is not None and self.lambda_mse:
-            terms["match"] = self.lambda_mse * old_logit_mse(logits[len(batch) :], self.target(replay))
+            match = old_logit_mse(logits[len(batch) :], self.target(replay))
+            terms["match"] = self.count_means(len(batch), len(both)) * self.lambda_mse * match
         return terms
 
     def target(self, replay: Batch) -> Tensor:  # (rows, classes)

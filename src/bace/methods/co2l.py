@@ -54,6 +54,7 @@ class Co2L(ER):
         cost="1F+1B and a teacher's 1F on 2(b+m); then a classifier on features kept",
         o_rows="refused: words labelled O may be entities of other tasks; as one class they would be drawn together",
         stages=("contrast", "linear"),
+        replay="concat",
         reading="the suite's memory and views (the authors': a random one, strong augmentation). Texts: one text under "
         "two dropouts. Without augmentation or dropout the two views are equal. The classifier starts anew at every "
         "task and sees clean features, kept; its rate is a tenth of the authors', who train it on a ResNet's",

@@ -59,6 +59,7 @@ class DDE(LUCIR):
         mechanism="LUCIR; joint prediction with neighbours; momentum direction removed at test time",
         cost="LUCIR's, 1F on at most top_k (b+m) neighbours, teacher 1F once an epoch on task and memory",
         o_rows="refused: neighbours of O words are not defined, CFNER is this idea for entities",
+        replay="concat",
         reading="a replayed example's neighbours are those of its epoch view, though it is seen in a fresh one; both "
         "momentum features act through the rows of now, in forward transfer too; `removal=learned` is a stage of its "
         "own, from (1, a) each time",
@@ -149,7 +150,8 @@ class DDE(LUCIR):
         out: Output = self.model(both)
         if self.teacher is not None:
             self.batch_mean = out.features.detach().mean(0)
-        return self.cross_entropy(self.joint(out.logits, both), both.targets, len(batch)) | self.hold(out, both)
+        terms = self.cross_entropy(self.joint(out.logits, both), both.targets, len(batch))
+        return terms | self.hold(out, both, len(batch))
 
     def joint(self, logits: Tensor, both: Batch) -> Tensor:  # (rows, classes) -> (rows, classes)
         """log (p + q)/2, q the mean prediction of the neighbours, which carries no gradient. Of logarithms of

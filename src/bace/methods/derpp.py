@@ -20,11 +20,11 @@ class DERpp(ER):
     """Replay labels, and beside them the logits that the network had: L = CE(z, y) + alpha MSE + beta CE on memory.
 
     Args:
-        alpha: weight of the logit matching; 0 leaves it out.
+        alpha: weight of the logit matching; 0 leaves it out. Default: 0.2 for `stored`, 0.5 for a `teacher`.
         beta: weight of the cross-entropy of replayed examples; 0 leaves it out.
         logits: what is matched: the logits `stored` with an example when a reservoir took it in, two independent
             draws for the two terms (the original); or those of a frozen `teacher`, the network before this task, for
-            the old classes of the one draw from a herded memory (the reading of BaCE's authors, at 0.5 and 0.5).
+            the old classes of the one draw from a herded memory (the reading of BaCE's authors).
     """
 
     title = "DER++"
@@ -34,13 +34,18 @@ class DERpp(ER):
         cost="1F+1B on b+2m (`logits=teacher`: 1F+1B on b+m, teacher 1F on m)",
         o_rows="class 0 under cross-entropy, in replayed sentences so too or not (`train.replay_o`); all of a replayed "
         "sentence's rows are matched",
-        reading="weights of the original's CIFAR-10 with 500 slots; the reservoir is offered every example of every "
-        "step, so replay starts in the first task (beside a whole batch); logits are matched scaled, over the columns "
-        "that were there when they were stored",
+        reading="weights of the original's CIFAR-10 with 500 slots, or with `logits=teacher`, which is how BaCE's "
+        "authors read it, theirs; the reservoir is offered every example of every step, so replay starts in the first "
+        "task (beside a whole batch); logits are matched scaled, over the columns that were there when they were "
+        "stored",
     )
 
-    def __init__(self, alpha: float = 0.2, beta: float = 0.5, logits: Literal["stored", "teacher"] = "stored") -> None:
+    def __init__(
+        self, alpha: float | None = None, beta: float = 0.5, logits: Literal["stored", "teacher"] = "stored"
+    ) -> None:
         super().__init__()
+        if alpha is None:
+            alpha = {"stored": 0.2, "teacher": 0.5}[logits]
         if min(alpha, beta) < 0:
             raise ConfigError(f"DER++: alpha ({alpha}) and beta ({beta}) must be at least 0")
         self.alpha, self.beta, self.logits = alpha, beta, logits

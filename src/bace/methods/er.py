@@ -26,7 +26,10 @@ class ER(Method):
         mechanism="replay",
         cost="1F+1B on b+m",
         o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`)",
-        reading="herded memory, a separate batch from it, sum of two means (`mode`, `reduction`: the other ways)",
+        replay="batch",
+        reading="herded memory, a separate batch from it, sum of two means (`mode`, `reduction`: the other ways; "
+        "authors: `joint`); methods built on it double their other terms with it, so that these keep their published "
+        "weight beside the cross-entropy",
     )
 
     def __init__(self, mode: Literal["batch", "concat"] = "batch", reduction: Literal["sum", "joint"] = "sum") -> None:
@@ -63,3 +66,9 @@ class ER(Method):
         rows has no term."""
         parts = {"new": slice(new), "replay": slice(new, rows)} if self.reduction == "sum" else {"new": slice(rows)}
         return {name: part for name, part in parts.items() if part.stop > (part.start or 0)}
+
+    def count_means(self, new: int, rows: int) -> int:
+        """How many means the cross-entropy is the sum of. A published loss is one mean over the batch, and the weights
+        of its other terms are relative to that: each of these that is one mean, of whatever rows, is multiplied by this
+        number, or the sum of two means would halve its weight."""
+        return len(self.parts(new, rows))

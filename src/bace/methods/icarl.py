@@ -36,6 +36,7 @@ class ICaRL(ER):
         mechanism="replay; binary distillation; nearest mean of exemplars",
         cost="1F+1B and teacher 1F on b+m; after a task 2F on the memory",
         o_rows="a mean of all words that are no entity of this task says nothing about the next such word",
+        replay="concat",
         reading="the authors' loss: in old columns the teacher's sigmoid is every row's target, exemplars included; "
         "summed over columns, since their mean over columns goes with a learning rate of 2.0 (`columns`); the suite's "
         "head gives the logits in training and the scorer `linear`; forward transfer by class means too",
