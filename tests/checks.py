@@ -281,7 +281,8 @@ def data_of_calls() -> Iterator[list[weakref.ref[Any]]]:
     class WatchedTrainer(Trainer):
         def learn(self, task: Task) -> None:
             data = self.stream.data
-            found.extend(map(weakref.ref, [data, *(v for v in vars(data).values() if isinstance(v, Tensor) and v.ndim)]))
+            tensors = [value for value in vars(data).values() if isinstance(value, Tensor)]
+            found.extend(map(weakref.ref, [data, *tensors]))
             super().learn(task)
 
     with pytest.MonkeyPatch.context() as patch:

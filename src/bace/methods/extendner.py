@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import distillation
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
 from bace.stream import Batch
 
@@ -28,9 +28,9 @@ class ExtendNER(ER):
 
     paper = "Monaikul et al., Continual Learning for Named Entity Recognition, AAAI 2021"
     modalities = frozenset(("token",))
+    cost = Passes(4, 4)
     card = Card(
         mechanism="labels teach entities, the last network teaches O words; replay",
-        cost="1F+1B and teacher 1F on b+m",
         o_rows="class 0 under cross-entropy in the first task; later distilled alone, over all columns cut to the old "
         "ones, so that new columns are pushed down",
         reading="replay is not the original's: a replayed sentence's entities are under cross-entropy, its O words "
