@@ -61,7 +61,7 @@ def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenien
     """What a test set's predictions are worth, in percent; "score" is the one the accuracy matrix takes.
 
     Tokens: macro F1 over the task's own entity types; micro F1 counts predicted types of other tasks as errors unless
-    `lenient` (bace.md 5.5)."""
+    `lenient` (then they count as O)."""
     targets = stream.targets[rows]
     if stream.background is None:
         return {"score": metrics.accuracy(predicted, targets)}
@@ -84,7 +84,7 @@ def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenien
 
 
 def transfer(method: Method, task: Task, *, lenient: bool = False) -> dict[str, float]:
-    """Forward transfer to a task that is not yet learned (bace.md 5.4), by a temporary head over the encoder as it is.
+    """Forward transfer to a task that is not yet learned, by a temporary head over the encoder as it is.
 
     `before`: the score with rows imprinted from the task's training data, among all classes; `chance`: the same with
     random rows; `within`: with imprinted rows, among the task's own classes only. Nothing is fed back."""

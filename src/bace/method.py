@@ -258,7 +258,7 @@ class Method(ElasticBuffers):
 
     @property
     def replay_size(self) -> int:
-        """How many of a batch's examples come from memory: none while it is empty (bace.md 1.6)."""
+        """How many of a batch's examples come from memory: none while it is empty (docs/bace.md 1.6)."""
         return self.replay_share if self.uses_memory and len(self.memory) else 0
 
     @property
@@ -311,7 +311,7 @@ class Method(ElasticBuffers):
         return self.outputs(examples).features
 
     def imprint(self, task: Task) -> None:
-        """Make the task's head rows from data: the mean features of their classes (bace.md 1.4)."""
+        """Make the task's head rows from data: the mean features of their classes."""
         head, trained = self.model.head, self.trained(task)
         old_rows = head.weight.detach().cpu()[: task.classes.start]
         rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)

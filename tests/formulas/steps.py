@@ -205,7 +205,7 @@ def cross_entropy(logits: Array, targets: Array) -> float:
 
 
 def kl_slice(student: Array, teacher: Array, tau: float = 1.0) -> Array:
-    """(rows,): P over all columns, cut to the teacher's (bace.md 3.1)."""
+    """(rows,): P over all columns, cut to the teacher's (docs/bace.md 3.1)."""
     p0, p = softmax(teacher / tau), softmax(student / tau)[:, : teacher.shape[1]]
     result: Array = (p0 * (np.log(p0) - np.log(p))).sum(1)
     return result

@@ -175,7 +175,7 @@ class BaCE(HoldOut):
     def epoch_table(self) -> NeighbourTable | None:
         return self.table
 
-    # -- the loss of a step (sections 2.5, 3)
+    # -- the loss of a step (sections 2, 3)
 
     def loss(self, batch: Batch) -> Loss:
         replay, near = self.replay(), self.neighbourhood(batch)
