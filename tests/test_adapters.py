@@ -22,7 +22,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def test_an_adapter_computes_its_formula():
-    # spec/bace.md 8.3: u + W2 relu(W1 u), here with W1 = [1 -2], b1 = 1, W2 = [3 4]^T, b2 = (0, 1).
+    # u + W2 relu(W1 u), here with W1 = [1 -2], b1 = 1, W2 = [3 4]^T, b2 = (0, 1).
     adapter = Adapter(2, 1, seeded())
     with torch.no_grad():
         adapter.down.weight.copy_(torch.tensor([[1.0, -2.0]]))

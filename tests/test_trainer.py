@@ -1001,7 +1001,7 @@ def mean_direction(c: int) -> np.ndarray:
 
 
 def test_imprinted_rows_are_the_mean_directions_of_their_class_at_the_norm_of_the_old_rows():
-    """The first task's at norm 1; bace.md 1.4."""
+    """The first task's at norm 1."""
     rows: list[Tensor] = []
 
     class Watching(Plain):
@@ -1024,7 +1024,7 @@ def test_an_imprinted_run_resumes_exactly():
 
 
 def test_forward_transfer_by_hand():
-    """bace.md 5.4. Nothing is trained (lr 0), so features are the points and the old rows point east and north. Before
+    """Nothing is trained (lr 0), so features are the points and the old rows point east and north. Before
     task 2, its rows imprinted point west and south; of its test points (-1, .1), (1, .1), (.1, -1), (-.1, -2) all but
     the second, which lies in the east, are right: 75. Chance: the same with five draws of random rows."""
     trainer = trainer_of(Plain(), lr=0.0, head=Head(head_init="imprint"), fwt=True)

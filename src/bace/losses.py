@@ -130,7 +130,7 @@ def neighbour_log_weights(
     *,
     uniform: bool = False,
 ) -> tuple[Tensor, Tensor]:  # (rows,) log W(x, x), (rows, K) log W(x_j, x)
-    """W_0 for the anchor and (1 - W_0) (1/d_j) / sum_i (1/d_i) for its neighbours (bace.md 2.1).
+    """W_0 for the anchor and (1 - W_0) (1/d_j) / sum_i (1/d_i) for its neighbours (docs/bace.md 2).
 
     Distances are clamped at 1e-6, so a duplicate takes nearly all of 1 - W_0 instead of dividing by zero. A row
     without any neighbour is predicted alone: W_0 = 1.

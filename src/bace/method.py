@@ -78,17 +78,29 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Card:
-    """What docs/methods.md says of a method, beside what its code says.
+class Passes:
+    """What a task after the first costs: passes of examples through an encoder, forward; there and back counts three.
 
-    Costs are per step, for b new and m replayed examples: F a forward pass, B a backward pass (about 2F)."""
+    Declared once for docs/methods.md and the estimates of `bace paper`; tests/test_cost.py compares it with runs.
+    """
+
+    new: float = 3.0  # of each example of the task, in every epoch
+    replayed: float = 0.0  # of each example replayed beside these, in every epoch
+    task: float = 0.0  # of each example of the task, once: herding and other statistics
+    memory: float = 0.0  # of each example in memory, once
+    epochs: int | None = None  # how often `new` and `replayed` count; default: the run's epochs
+
+
+@dataclass(frozen=True)
+class Card:
+    """What docs/methods.md says of a method, beside what its code says."""
 
     mechanism: str
-    cost: str
     o_rows: str  # entities: what is done with words labelled O; or why the method refuses tokens
     stages: tuple[str, ...] = ("main",)  # of a task after the first
     replay: Literal["", "batch", "concat"] = ""  # the `mode` of replay in which the authors published it
     reading: str = ""  # what was decided where the originals disagree or are silent
+    besides: str = ""  # what it costs that `Method.cost` does not say
 
 
 class Method(ElasticBuffers):
@@ -109,7 +121,10 @@ class Method(ElasticBuffers):
     one_encoder: ClassVar[bool] = True  # the features of all classes are of one space: studies can compare them
     learns_o: ClassVar[bool] = True  # entities: words labelled O in a later task's sentences are learned as class 0
     keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
-    networks: ClassVar[int] = 1  # of the encoder's size, kept in parameters and buffers; the teacher comes on top
+    # of the encoder's size, kept while a later task is learned; what `keeps_teacher` and `expands` say comes on top
+    networks: ClassVar[int] = 1
+    expands: ClassVar[bool] = False  # every task adds a network
+    cost: Passes = Passes()
     scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
 
     model: Model
@@ -208,7 +223,7 @@ class Method(ElasticBuffers):
         """Numbers kept, and numbers trained at once, while task `task` (the first is 0) is learned: it is told before a
         run what that takes, and a run that cannot fit is refused. Heads are too small to count."""
         encoder = self.model.encoder
-        networks = self.networks + (self.keeps_teacher and task > 0)
+        networks = self.networks + (self.keeps_teacher and task > 0) + self.expands * task
         return parameter_count(encoder) * networks, parameter_count(encoder, trained_only=True)
 
     # -- forward transfer: a task that is not yet learned, scored by the method's own rule (evaluation.transfer)
@@ -262,7 +277,7 @@ class Method(ElasticBuffers):
 
     @property
     def replay_size(self) -> int:
-        """How many of a batch's examples come from memory: none while it is empty (bace.md 1.6)."""
+        """How many of a batch's examples come from memory: none while it is empty (docs/bace.md 1.6)."""
         return self.replay_share if self.uses_memory and len(self.memory) else 0
 
     @property
@@ -328,7 +343,7 @@ class Method(ElasticBuffers):
         return self.outputs(examples).features
 
     def imprint(self, task: Task) -> None:
-        """Make the task's head rows from data: the mean features of their classes (bace.md 1.4)."""
+        """Make the task's head rows from data: the mean features of their classes."""
         head, trained = self.model.head, self.trained(task)
         old_rows = head.weight.detach().cpu()[: task.classes.start]
         rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)

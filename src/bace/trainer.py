@@ -59,7 +59,7 @@ class Trainer:
     """Learns a stream with a method.
 
     Args:
-        method, stream: attached to each other (see run.py).
+        method, stream: attached to each other (`runner.attach`).
         config: training, measures and checkpoint settings.
         log: takes one JSON-able event at a time.
         save: called with (tensors, JSON state) when a checkpoint is due; None: never saved.

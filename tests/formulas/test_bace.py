@@ -1,5 +1,5 @@
-"""BaCE's loss and teacher against spec/bace.md: sections 2 (Effect_new), 3 (Effect_old), 4 (teacher), 11.2 (tokens)
-and the acceptance tests 1 to 4, 7 and 8 of section 13. In double precision and without dropout."""
+"""BaCE's terms against the formulas of docs/bace.md (2, 3, 11.2) in numpy, over neighbours found by brute force and by
+hand; its gradient against finite differences, its teacher (4) against the averages of weights, in double precision."""
 
 import copy
 import itertools
@@ -85,7 +85,7 @@ def test_loss_on_new_data_is_the_mixture_over_brute_force_neighbours(
 @pytest.mark.parametrize("grad", [True, False])
 def test_gradient_of_the_whole_loss_on_new_data_by_finite_differences(tiny: Any, grad: bool) -> None:
     """Along random directions of all weights; without neighbours' gradient their scores stay where they are, and the
-    gradient is the mean of r_0 times the anchor's cross-entropy gradient (2.4)."""
+    gradient is the mean of r_0 times the anchor's cross-entropy gradient (2.3)."""
     method = at_task(tiny, "image", bace(neighbor_grad=grad))
     batch = new_batch(method)
     near = neighbourhood(method, batch)

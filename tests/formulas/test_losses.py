@@ -1,4 +1,4 @@
-"""The formulas of losses.py (spec/bace.md sections 2 and 3; acceptance tests 1 to 4)."""
+"""The formulas of losses.py (docs/bace.md 2, 3) against numpy, numbers by hand and finite differences."""
 
 import math
 from typing import Any
@@ -308,7 +308,7 @@ def test_logit_matching_looks_at_old_columns_and_reduces_as_it_says() -> None:
     assert float(old_logit_mse(student, teacher, "sum")) == 18 / 2
 
 
-# -- distillation in the cross-entropy form (methods.md section 1) and of feature directions (LUCIR)
+# -- distillation in the cross-entropy form and of feature directions (LUCIR)
 
 
 @pytest.mark.parametrize("tau", [1.0, 2.0, 5.0])

@@ -246,7 +246,7 @@ def test_a_linear_head_is_exchanged_for_a_cosine_head(tiny: Any) -> None:
     assert own.model.head.sigma.item() == 4
 
 
-# -- section 5, and refusals
+# -- equalities with other methods, and refusals
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])

@@ -1,4 +1,4 @@
-"""Measures on hand-made matrices (spec/bace.md section 5) and entity scores against seqeval."""
+"""Measures on hand-made matrices, and entity scores against seqeval."""
 
 import warnings
 from typing import Any

@@ -185,7 +185,7 @@ def test_a_prototype_is_the_mean_feature_of_a_class_when_it_was_learned(tiny: An
     assert radius[0] == radius[1] == radius[2] > 0
 
 
-# -- equalities (spec/methods.md, section 5)
+# -- equalities
 
 
 def test_on_one_task_of_pictures_it_is_fine_tuning_on_four_labels_a_class(tiny: Any) -> None:

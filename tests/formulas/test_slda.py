@@ -51,7 +51,7 @@ def sigma(method: SLDA) -> Array:
 
 
 def one_at_a_time(x: Array, y: Any, exact: bool) -> tuple[Array, Array, Array]:
-    """spec/methods.md, SLDA, "Per sample"."""
+    """The published recursion, sample by sample: mean and count of each class, and one covariance."""
     mu, c, S = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES), np.zeros((WIDTH, WIDTH))
     for n, (row, k) in enumerate(zip(x, y, strict=True)):
         e = row - mu[k]

@@ -219,7 +219,7 @@ _DBPEDIA = (
     ),
     Share("DBPedia2", DBPEDIA, ("Village", "Animal", "Plant", "Album", "Film", "WrittenWork")),
 )
-TOPICS = (  # bace.md 11.1; what overlaps with another corpus is left out
+TOPICS = (  # what overlaps with another corpus is left out
     _AG_NEWS,
     *_DBPEDIA,
     Share("Yahoo1", YAHOO, ("Society & Culture", "Health", "Education & Reference")),
@@ -239,7 +239,7 @@ TOPICS_DESK = (
         ("spring", "hibernate", "scala", "sharepoint", "ajax", "qt", "drupal", "linq", "haskell", "magento"),
     ),
 )
-ENTITIES = (  # bace.md 11.2
+ENTITIES = (
     Share(
         "OntoNotes5",
         ONTONOTES,  # without PERSON, ORG, GPE and LOC, which CoNLL-2003 has too

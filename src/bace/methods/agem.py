@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.stream import Batch, Task
 
 
@@ -25,9 +25,10 @@ class AGEM(Method):
     title = "A-GEM"
     paper = "Chaudhry et al., Efficient Lifelong Learning with A-GEM, 2019"
     uses_memory = True
+    cost = Passes(3, 3, task=1)
     card = Card(
         mechanism="gradient projected so that the loss on memory does not rise",
-        cost="1F+1B on b, 1F+1B on min(256, memory)",
+        besides="replayed are min(`reference_size`, memory) examples a step",
         o_rows="class 0 under cross-entropy; in the reference gradient so too, or left out (`train.replay_o`)",
         reading="soft-max over all seen classes; herded memory, filled at the end of a task; SGD without momentum; "
         "clipping and weight decay come after the projection",

@@ -15,7 +15,7 @@ from bace.bias import correct_bias, fit_bias
 from bace.errors import ConfigError
 from bace.holdout import HoldOut
 from bace.losses import distillation, mixture, mixture_nll, neighbour_log_weights, old_logit_mse
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.models.model import average_into, frozen_copy
 from bace.neighbours import Near, NeighbourTable, nearest, random_neighbours
 from bace.stream import NO_IDS, Batch, Task
@@ -59,7 +59,7 @@ class BaCE(HoldOut):
     learns_o = False
     card = Card(
         mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
-        cost="1F+1B on b+m, 1F on at most K b neighbours, teacher 1F on m and once an epoch on the task",
+        besides="neighbours in common, or in the batch, are passed once",
         o_rows="no anchors and no neighbours; distilled over all columns cut to the old ones; in replayed sentences so "
         "too, or class 0 under cross-entropy (`train.replay_o`), and always matched",
         reading="docs/bace.md",
@@ -108,6 +108,8 @@ class BaCE(HoldOut):
         if not 0 <= W0 <= 1 or not 0 <= beta <= 1:
             raise ConfigError(f"BaCE: W0 ({W0}) and beta ({beta}) must lie between 0 and 1")
         self.holds_out = bias_correction
+        neighbours = K * (3 if neighbor_grad else 1) if W0 < 1 else 0
+        self.cost = Passes(3 + (W0 < 1 or alpha > 0) + neighbours, 3 + (lambda_mse > 0), task=1)
         # tables of an epoch, made again by before_epoch, so they are in no checkpoint
         self.table: NeighbourTable | None = None
         self.rows = self.log_old = NO_IDS  # (task rows,) ids, ascending; (task rows, old) teacher log-probabilities
@@ -175,7 +177,7 @@ class BaCE(HoldOut):
     def epoch_table(self) -> NeighbourTable | None:
         return self.table
 
-    # -- the loss of a step (sections 2.5, 3)
+    # -- the loss of a step (sections 2, 3)
 
     def loss(self, batch: Batch) -> Loss:
         replay, near = self.replay(), self.neighbourhood(batch)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bace.errors import ConfigError
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.expanded import Expanded
 from bace.models.heads import LinearHead, WideningHead
@@ -110,9 +110,10 @@ class BEEF(ER):
     )
     modalities = frozenset(("image", "text"))
     growing_head = False  # its rows grow longer too
+    expands = True
     card = Card(
         mechanism="replay; an encoder for each task, energy-based prototypes, fusion by scalars",
-        cost="expand: 1F+1B on b+m, energy 4F+4B on b+m; fuse: t+1 F; t+1 encoders are kept",
+        besides="fusing passes the memory and as many new examples through all networks",
         o_rows="refused: a word labelled O belongs to no task, so it has no backward prototype",
         stages=("expand", "fuse"),
         replay="concat",
@@ -155,6 +156,8 @@ class BEEF(ER):
         self.energy, self.energy_steps = energy, energy_steps
         self.energy_lr, self.energy_noise = energy_lr, energy_noise
         self.alignment, self.fuse_lr = alignment, fuse_lr
+        each = 6 + 3 * energy_steps if energy else 3  # the batch, what the sampler makes of it, the steps to that
+        self.cost = Passes(each, each, task=1, epochs=expand_epochs)
 
     @property
     def head(self) -> FusingHead:

@@ -11,7 +11,7 @@ from bace.errors import ConfigError
 from bace.holdout import HoldOut
 from bace.losses import soft_cross_entropy
 from bace.memory import draw_balanced
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.heads import Head
 from bace.stream import NO_IDS, Batch, Task
@@ -36,9 +36,9 @@ class BiC(HoldOut, ER):
     holds_out = True
     keeps_teacher = True
     scorers = ("raw",)
+    cost = Passes(4, 4, task=1)
     card = Card(
         mechanism="replay; distillation; scale and shift of the new logits, fitted on held-out examples",
-        cost="1F+1B and teacher 1F on b+m; second stage 1F on the balanced set",
         o_rows="class 0, an old class: under cross-entropy (in replayed sentences so too or not: `train.replay_o`), "
         "distilled, never scaled; the balanced set takes as many words of each tag as the rarest has",
         stages=("main", "bias"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import mixture, neighbour_log_weights
-from bace.method import Card, Stage
+from bace.method import Card, Passes, Stage
 from bace.methods.extendner import ExtendNER
 from bace.neighbours import NeighbourTable, nearest
 from bace.stream import Batch, Task
@@ -39,10 +39,10 @@ class CFNER(ExtendNER):
         "Zheng et al., Distilling Causal Effect from Miscellaneous Other-Class for Continual Named Entity Recognition, "
         "EMNLP 2022"
     )
+    cost = Passes(8, 4, task=1)  # with some four sentences of neighbours for each new one
     card = Card(
         mechanism="ExtendNER; entities, and O words taken for old entities, predicted jointly with neighbours",
-        cost="1F+1B and teacher 1F on b+m, 1F on the sentences of at most top_k neighbours of each entity and defined "
-        "O word of b, teacher 1F once a task",
+        besides="4 of the 8 are sentences of neighbours",
         o_rows="ExtendNER's; those that the teacher takes for old entities are predicted jointly with their nearest "
         "such words, towards the teacher's best guess",
         reading="all words of the task are candidates (the original: the first 5000); replayed words have no "

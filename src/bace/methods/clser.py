@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import old_logit_mse
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
 from bace.models.model import Model, average_into, frozen_copy
 from bace.randomness import generator
@@ -35,9 +35,10 @@ class CLSER(ER):
     paper = "Arani et al., Learning Fast, Learning Slow, 2022"
     networks = 3
     scorers = ("working", "plastic")
+    cost = Passes(3, 5, task=1)
     card = Card(
         mechanism="replay; logits on memory kept near the better of two averaged networks",
-        cost="1F+1B on b+m, 2F on m; a pass over the weights for each average",
+        besides="a pass over the weights for each average",
         o_rows="class 0 under cross-entropy, in replayed sentences so too or not (`train.replay_o`); all of a replayed "
         "sentence's rows are matched",
         reading="herded memory instead of a reservoir; averages for short tasks; averaged networks always in eval "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bace.errors import ConfigError
 from bace.losses import relation_distillation, supervised_contrast
-from bace.method import Card, Stage
+from bace.method import Card, Passes, Stage
 from bace.methods.er import ER
 from bace.models.heads import LinearHead
 from bace.models.model import Model, frozen_copy, parameter_count
@@ -49,9 +49,10 @@ class Co2L(ER):
     modalities = frozenset(("image", "text"))
     growing_head = False
     keeps_teacher = True
+    cost = Passes(8, 8, task=2, memory=1)
     card = Card(
         mechanism="asymmetric supervised contrast of two views; distilled similarities; classifier afterwards",
-        cost="1F+1B and a teacher's 1F on 2(b+m); then a classifier on features kept",
+        besides="a classifier on features kept",
         o_rows="refused: words labelled O may be entities of other tasks; as one class they would be drawn together",
         stages=("contrast", "linear"),
         replay="concat",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bace.errors import ConfigError
 from bace.losses import mixture, neighbour_log_weights
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.lucir import LUCIR
 from bace.models.heads import Head
 from bace.models.model import Model, Output
@@ -57,7 +57,7 @@ class DDE(LUCIR):
     modalities = frozenset(("image", "text"))
     card = Card(
         mechanism="LUCIR; joint prediction with neighbours; momentum direction removed at test time",
-        cost="LUCIR's, 1F on at most top_k (b+m) neighbours, teacher 1F once an epoch on task and memory",
+        besides="neighbours in common are passed once",
         o_rows="refused: neighbours of O words are not defined, CFNER is this idea for entities",
         replay="concat",
         reading="a replayed example's neighbours are those of its epoch view, though it is seen in a fresh one; both "
@@ -89,6 +89,7 @@ class DDE(LUCIR):
                 f"DDE: mu is {mu}, it must be at least 0 and below 1, or the momentum feature grows for ever"
             )
         self.top_k, self.mu, self.learned = top_k, mu, removal == "learned"
+        self.cost = Passes(5 + top_k, 4 + top_k, task=2)
         self.removal = Removal(a)
         self.table: NeighbourTable | None = None  # of an epoch, made again by before_epoch
         self.batch_mean: Tensor | None = None  # (width,) of the step

@@ -10,7 +10,7 @@ from torch import Tensor
 from bace.errors import ConfigError
 from bace.losses import old_logit_mse
 from bace.memory import stack_rows, unstack_rows
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.model import Model
 from bace.stream import Batch, Task
@@ -29,9 +29,9 @@ class DERpp(ER):
 
     title = "DER++"
     paper = "Buzzega et al., Dark Experience for General Continual Learning: a Strong, Simple Baseline, 2020"
+    cost = Passes(3, 6)
     card = Card(
         mechanism="replay; logits on memory kept near those of the past",
-        cost="1F+1B on b+2m (`logits=teacher`: 1F+1B on b+m, teacher 1F on m)",
         o_rows="class 0 under cross-entropy, in replayed sentences so too or not (`train.replay_o`); all of a replayed "
         "sentence's rows are matched",
         reading="weights of the original's CIFAR-10 with 500 slots, or with `logits=teacher`, which is how BaCE's "
@@ -50,6 +50,8 @@ class DERpp(ER):
             raise ConfigError(f"DER++: alpha ({alpha}) and beta ({beta}) must be at least 0")
         self.alpha, self.beta, self.logits = alpha, beta, logits
         self.keeps_teacher = logits == "teacher" and alpha > 0
+        if logits == "teacher":
+            self.cost = Passes(3, 4, task=1)
         self.before: Tensor  # (rows, classes) logits of a step's new rows, before its update
 
     def build(self, model: Model) -> Model:

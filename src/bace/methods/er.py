@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.method import Card, Loss, Method, Stage
+from bace.method import Card, Loss, Method, Passes, Stage
 from bace.stream import Batch, Task
 
 
@@ -22,9 +22,9 @@ class ER(Method):
     title = "ER"
     paper = "Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019"
     uses_memory = True
+    cost = Passes(3, 3, task=1)
     card = Card(
         mechanism="replay",
-        cost="1F+1B on b+m",
         o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`)",
         replay="batch",
         reading="herded memory, a separate batch from it, sum of two means (`mode`, `reduction`: the other ways; "

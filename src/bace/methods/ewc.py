@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bace.errors import ConfigError
 from bace.fisher import fisher_diagonal
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.seq import SEQ
 from bace.stream import Batch, Task
 
@@ -30,9 +30,10 @@ class EWC(SEQ):
 
     paper = "Kirkpatrick et al., Overcoming Catastrophic Forgetting in Neural Networks, 2017"
     networks = 3  # the weights, those of the last task, and how much each matters
+    cost = Passes(3, task=3)
     card = Card(
         mechanism="quadratic penalty on moved parameters, weighted by their Fisher information",
-        cost="1F+1B on b; after a task 1F+1B on each of at most 2000 rows",
+        besides="the task's 3 are of at most `fisher_samples` rows",
         o_rows="class 0 under cross-entropy, in training and in the Fisher information (a gradient per word)",
         reading="true labels, a gradient per row; merged as (F + t F_old) / (t + 1); factor 1/2; F cut where a step "
         "of SGD would overshoot (`max_pull`); cross-entropy over the new classes, as FACIL and PyCIL have it "

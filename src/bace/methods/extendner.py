@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import distillation
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.heads import CosineHead
 from bace.models.model import Model
@@ -33,9 +33,9 @@ class ExtendNER(ER):
     paper = "Monaikul et al., Continual Learning for Named Entity Recognition, AAAI 2021"
     modalities = frozenset(("token",))
     learns_o = False
+    cost = Passes(4, 4)
     card = Card(
         mechanism="labels teach entities, the last network teaches O words; replay",
-        cost="1F+1B and teacher 1F on b+m",
         o_rows="class 0 under cross-entropy in the first task; later distilled alone, over all columns cut to the old "
         "ones, so that new columns are pushed down; in replayed sentences so too, or class 0 (`train.replay_o`)",
         reading="replay is not the original's; weight 2 as in the code of BaCE's authors; the run's head, all rows "

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import distillation
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.model import Model
 from bace.stream import Batch, Task
@@ -41,7 +41,6 @@ class GD(ER):
     networks = 2  # the student and the teacher of the task
     card = Card(
         mechanism="replay; distillation from the previous network and a teacher of the current task; balanced head",
-        cost="teacher: 1F+1B on b+m; main: 1F+1B and 2F of teachers; finetune: 3F",
         o_rows="refused: O belongs to no single task, so neither the current teacher nor the weights are defined",
         stages=("teacher", "main", "finetune"),
         replay="concat",
@@ -71,6 +70,7 @@ class GD(ER):
             raise ConfigError(f"GD: T ({T}) and finetune_lr ({finetune_lr}) must be above 0")
         self.kd_weight, self.T, self.confidence = kd_weight, T, confidence
         self.finetune_epochs, self.finetune_lr = finetune_epochs, finetune_lr
+        self.cost = Passes(8, 8, task=1 + 6 * finetune_epochs)
         self.local = None
         # of the last stage, made again by before_epoch: (3, seen) for labels among the seen, the old, the new classes
         self.weights = torch.ones(3, 0)

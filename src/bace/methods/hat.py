@@ -38,7 +38,7 @@ class HAT(Method):
     one_encoder = False
     card = Card(
         mechanism="binary gates per task on adapters; weights in use never change",
-        cost="1F+1B on b; prediction 1F for each task",
+        besides="prediction: a pass for each task",
         o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
         reading="adapters, norms and head per task as Kim et al.; the slope rises by batches; gates binary after a "
         "task; raw logits compared; clipping only by train.clip (the original: 10000)",

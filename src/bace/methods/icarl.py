@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
 from bace.models.heads import Head, imprint
 from bace.models.model import Model
@@ -32,9 +32,9 @@ class ICaRL(ER):
     modalities = frozenset(("image", "text"))
     keeps_teacher = True
     scorers = ("linear",)
+    cost = Passes(4, 4, task=1, memory=2)
     card = Card(
         mechanism="replay; binary distillation; nearest mean of exemplars",
-        cost="1F+1B and teacher 1F on b+m; after a task 2F on the memory",
         o_rows="a mean of all words that are no entity of this task says nothing about the next such word",
         replay="concat",
         reading="the authors' loss: in old columns the teacher's sigmoid is every row's target, exemplars included; "

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bace.errors import ConfigError
-from bace.method import Card, Loss, Method, Stage
+from bace.method import Card, Loss, Method, Passes, Stage
 from bace.models.encoders import TextEncoder
 from bace.models.heads import CosineHead, Head, LinearHead, kmeans
 from bace.models.model import Branch, Model, parameter_count
@@ -98,9 +98,10 @@ class IDBR(Method):
     )
     modalities = frozenset(("text",))
     uses_memory = True
+    cost = Passes(7, task=2)  # 3 for each order of the halves, and rounds of replay, longer with every task
     card = Card(
         mechanism="two-part feature, each part held near what it was; auxiliary tasks; rare replay",
-        cost="1F+1B on 2b, every 10th step (t+1) times; 1F on task and memory at the start of a task",
+        besides="rounds of replay grow with the tasks: 7 is for a few",
         o_rows="refused: halves of a text and tasks are told from whole texts",
         reading="a text is read as two halves everywhere, as in the authors' code: in training cut at random at each "
         "step, a swapped copy anew; for the features that are held, the choice of memory and prediction in the middle; "

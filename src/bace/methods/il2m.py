@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bace.method import Card
+from bace.method import Card, Passes
 from bace.methods.er import ER
 from bace.stream import NO_IDS, Batch, Task
 
@@ -28,9 +28,9 @@ class IL2M(ER):
     title = "IL2M"
     paper = "Belouadah and Popescu, IL2M: Class Incremental Learning With Dual Memory, ICCV 2019"
     modalities = frozenset(("image", "text"))
+    cost = Passes(3, 3, task=2, memory=1)
     card = Card(
         mechanism="replay; old scores rescaled by stored statistics",
-        cost="1F+1B on b+m; after a task 1F on its data and the memory",
         o_rows="mean scores of a class when it was new do not exist for O, which every task changes",
         replay="concat",
         reading="the memory in the task's data: with a separate batch from it (`mode`) its digits scores are ER's to "

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.models.heads import LinearHead
 from bace.models.model import Model
 from bace.models.prompts import PromptedModel, PromptPool
@@ -37,9 +37,10 @@ class L2P(Method):
     paper = "Wang et al., Learning to Prompt for Continual Learning, 2022"
     modalities = frozenset(("image", "text"))
     growing_head = False
+    cost = Passes(4)
     card = Card(
         mechanism="frozen encoder; prompts found by key and query",
-        cost="2F+1B on b, the second F and the B with `top` x `length` more tokens",
+        besides="3 of the 4 with `top` x `length` more tokens",
         o_rows="refused: prompts are found for a sentence, and its words labelled O may be entities of other tasks",
         reading="the authors' own code: prompts stand before the class token and have no positions, the head takes the "
         "mean of their outputs and starts at zero, Adam. Inputs choose for themselves (`vote`: by batch, in training). "

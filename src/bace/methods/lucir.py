@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import feature_cosine, margin_ranking
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.heads import CosineHead
 from bace.models.model import Model, Output
@@ -34,9 +34,9 @@ class LUCIR(ER):
     paper = "Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
     keeps_teacher = True
     learns_o = False
+    cost = Passes(4, 4, task=2)
     card = Card(
         mechanism="cosine head with imprinted new and frozen old rows; feature distillation; margin ranking; replay",
-        cost="1F+1B and teacher 1F on b+m; once a task 1F on its examples",
         o_rows="class 0 under cross-entropy in the first task; later not (in replayed sentences: `train.replay_o`), "
         "but alone under the feature term, and ranked like rows of old entities",
         replay="concat",

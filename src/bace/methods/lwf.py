@@ -4,7 +4,7 @@ from typing import Literal
 
 from bace.errors import ConfigError
 from bace.losses import soft_cross_entropy
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.seq import SEQ
 from bace.stream import Batch
 
@@ -21,9 +21,9 @@ class LwF(SEQ):
 
     paper = "Li and Hoiem, Learning without Forgetting, 2016"
     keeps_teacher = True
+    cost = Passes(4)
     card = Card(
         mechanism="distillation from the last network on new data",
-        cost="1F+1B on b, teacher 1F on b",
         o_rows="class 0 under cross-entropy; distilled like all other words, over the old labels (O among them)",
         reading="cross-entropy over the new classes, as FACIL and PyCIL have it (`span=seen`: over all, which is SEQ's "
         "level); both soft-maxes of the distillation over the old classes alone; teacher on the augmented batch; no "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.gaussians import class_gaussians, mahalanobis, shrunk_factor
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.hat import HAT
 from bace.models.heads import LinearHead
 from bace.models.model import Model
@@ -44,9 +44,10 @@ class MORE(HAT):
 
     paper = "Kim, Ke, Liu, A Multi-Head Model for Continual Learning via Out-of-Distribution Replay, CoLLAs 2022"
     uses_memory = True
+    cost = Passes(3, 3, task=2)
     card = Card(
         mechanism="HAT; an out-of-distribution class in each head, taught with the memory; Mahalanobis weights",
-        cost="1F+1B on b+m; prediction 1F and the distances for each task; back-updates on cached features",
+        besides="prediction: a pass and the distances for each task; heads on features kept",
         o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
         stages=("main", "back 1", "..."),
         reading="HAT's; herded memory (memory.select random: the original); covariance shrunk as in ROW; an earlier "

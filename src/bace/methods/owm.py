@@ -38,7 +38,7 @@ class OWM(Method):
     modalities = frozenset(("image", "text"))
     card = Card(
         mechanism="updates projected off the inputs seen; adapters and head only",
-        cost="1F+1B on b; per layer a rank-one update and a product with its (inputs, inputs) projector",
+        besides="per layer and step a rank-one update and a product with its (inputs, inputs) projector",
         o_rows="refused: O hides old entities, whose inputs the projectors protect from being learned anew",
         reading="adapters and a linear head, all without bias and with frozen LayerNorms: those, like a cosine head's "
         "norms and scale, would change what stored inputs give. The update is projected, not the gradient: "

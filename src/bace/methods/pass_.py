@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.models.heads import AugmentedHead
 from bace.models.model import Model
 from bace.stream import Batch, Task
@@ -33,9 +33,10 @@ class PASS(Method):
     modalities = frozenset(("image", "text"))
     growing_head = False
     keeps_teacher = True
+    cost = Passes(16, task=1)
     card = Card(
         mechanism="noisy class prototypes replayed into the head; feature distillation; rotations as classes",
-        cost="1F+1B and a teacher's 1F on 4b (texts: b)",
+        besides="texts, which are not rotated: 4 new",
         o_rows="refused: words labelled O may be entities of other tasks, which one prototype of O would mix",
         reading="linear head and Adam, as the authors have them (SGD diverges at this temperature); where the run has "
         "SGD, at a tenth of its rate. "

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import feature_cosine, nca, pooled_distance
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.encoders import ImageEncoder
 from bace.models.heads import CosineHead, ProxyHead, imprint, kmeans
@@ -44,7 +44,6 @@ class PODNet(ER):
     scorers = ("nme",)
     card = Card(
         mechanism="pooled distillation of all blocks; multi-proxy cosine head, tuned on the balanced memory; replay",
-        cost="1F+1B and teacher 1F on b+m, with all blocks' outputs; 1F on m in the second stage",
         o_rows="refused: what a sentence's blocks put out belongs to old entities and to new ones alike",
         stages=("main", "classifier"),
         replay="concat",
@@ -76,6 +75,7 @@ class PODNet(ER):
             raise ConfigError(f"PODNet: proxies is {proxies}, each class needs at least 1")
         self.lambda_flat, self.lambda_spatial, self.proxies = lambda_flat, lambda_spatial, proxies
         self.margin, self.delta, self.tune_epochs, self.tune_lr = margin, delta, tune_epochs, tune_lr
+        self.cost = Passes(4, 4, task=2, memory=1 + tune_epochs)
         self.means: Tensor  # (classes, width) unit means of the exemplars' unit features
         self.register_buffer("means", torch.zeros(0, 0))
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Stage
+from bace.method import Card, Passes, Stage
 from bace.methods.more import MORE
 from bace.models.heads import LinearHead
 from bace.models.model import Model
@@ -31,9 +31,10 @@ class ROW(MORE):
     """
 
     paper = "Kim et al., Learnability and Algorithm for Continual Learning, ICML 2023"
+    cost = Passes(3, 3, task=3)
     card = Card(
         mechanism="HAT with an out-of-distribution class; heads within and between tasks; Mahalanobis weights",
-        cost="1F+1B on b+m; prediction 1F and the distances for each task; heads on cached features",
+        besides="prediction: a pass and the distances for each task; heads on features kept",
         o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
         stages=("main", "wp", "..."),
         reading="MORE's; features of heads are those of clean views; the pool takes the least count of any class",

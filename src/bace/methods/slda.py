@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.models.model import Model
 from bace.stream import Batch, Task
 
@@ -29,9 +29,9 @@ class SLDA(Method):
     paper = "Hayes, Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, 2020"
     modalities = frozenset(("image", "text"))
     growing_head = False
+    cost = Passes(0, task=1)
     card = Card(
         mechanism="frozen encoder; running class means and covariance, linear discriminant analysis",
-        cost="1F on b, once per example; no B",
         o_rows="refused: words labelled O may be entities of other tasks, and would enter the mean of O",
         reading="one pass in clean views, whatever the epochs; the published covariance (`exact`: the pooled one)",
     )

@@ -162,7 +162,7 @@ class AugmentedHead(LinearHead):
 
 
 class CosineHead(Head):
-    """z_c = sigma <h/|h|, w_c/|w_c|>, one learned sigma for all classes of all tasks (LUCIR's layer; bace.md 1.3).
+    """z_c = sigma <h/|h|, w_c/|w_c|>, one learned sigma for all classes of all tasks (LUCIR's layer; docs/bace.md 1).
 
     Args:
         sigma_init: the scale to start from. With few epochs it stays near its start, and a scale of 1 could not even

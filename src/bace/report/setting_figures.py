@@ -1,4 +1,5 @@
-"""Figures of settings compared: sweeps of W0, alpha, K, variants of Effect_new, sizes of the memory.
+"""Figures of settings compared: sweeps of W0, alpha, K, variants of Effect_new, sizes of the memory. (F3, T4: Figure 3
+and Table IV of the paper.)
 
 Plain plotly.js dictionaries, as in figures.py; None where the runs do not have what is to be shown: no study, a study
 that was skipped, nothing that differs.

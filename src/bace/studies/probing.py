@@ -1,4 +1,4 @@
-"""Probing accuracy: what a fresh classifier, trained on all data so far, reads off the method's features (bace.md 6.1).
+"""Probing accuracy: what a fresh classifier, trained on all data so far, reads off the method's features.
 
 The gap to the observed accuracy, that of the method's own classifier, is what the classifier has forgotten and the
 encoder has not.
