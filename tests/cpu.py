@@ -1,9 +1,9 @@
-"""`make test-cpu`: what depends on how a CPU rounds, under every instruction set of this machine, with one thread and two.
+"""`make test-cpu`: what depends on how a CPU rounds, under every instruction set of this machine, with 1 and 2 threads.
 
     python tests/cpu.py [formulas] [golden] [conformance] [--only NAME]
 
-With one thread MKL and oneDNN are brought down to the instruction set too; with two, torch's own kernels alone. What ran
-is printed as a table, with the output of what failed; the exit code is 1 if anything did.
+With one thread MKL and oneDNN are brought down to the instruction set too; with two, torch's own kernels alone. What
+ran is printed as a table, with the output of what failed; the exit code is 1 if anything did.
 """
 
 import argparse
@@ -20,7 +20,7 @@ PARTS = {
     "formulas": [TESTS / "formulas"],
     "golden": [TESTS / "test_golden.py"],
     # of each method on one modality: killed at every kind of resume point it ends in the same bits
-    "conformance": [TESTS / "test_methods.py", "-k", "check_resume_equals_the_straight_run and (image or NER)"],
+    "conformance": [TESTS / "test_methods.py", "-k", "check_resume_equals_the_straight_run and (image or IDBR or NER)"],
 }
 
 
