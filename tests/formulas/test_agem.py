@@ -68,7 +68,7 @@ def test_projection_by_hand(g: list[list[float]], g_ref: list[list[float]], expe
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
 def test_a_gradient_against_the_memory_loses_that_part_and_nothing_else(tiny: Any, modality: str) -> None:
     """g - (g.g_ref / g_ref.g_ref) g_ref; for tokens over all words of both batches, those labelled O too."""
-    method = at_task(tiny, modality, {"name": "a-gem"})
+    method = at_task(tiny, modality, {"name": "a-gem"}, **{"train.replay_o": "label"})
     g, projected, g_ref = before_step(method, some(method), conflict=True)
     assert g @ g_ref < 0
     np.testing.assert_allclose(projected, g - g @ g_ref / (g_ref @ g_ref) * g_ref, rtol=1e-3, atol=1e-5)
@@ -210,7 +210,7 @@ def end(tiny: Any, modality: str, options: dict[str, Any], same: bool = False, *
 def test_without_a_conflict_it_is_seq_bit_for_bit(tiny: Any, modality: str, case: str) -> None:
     seq = end(tiny, modality, {"name": "seq"}, **{"train.momentum": 0.0})
     options = {"name": "a-gem", **({"reference_size": 0} if case == "no reference" else {})}
-    changes = {"memory.size": 0} if case == "empty memory" else {}
+    changes = {"memory.size": 0} if case == "empty memory" else {"train.replay_o": "label"}
     found = end(tiny, modality, options, same=case == "same batch", **changes)
     assert found[0] == seq[0]
     assert_equal_bits(found[1], seq[1])

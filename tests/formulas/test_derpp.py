@@ -56,7 +56,7 @@ def by_slot(method: Any, slots: Tensor) -> list[Array]:
 @pytest.mark.parametrize("modality", ["image", "token"])
 def test_three_terms_over_two_draws_and_each_row_is_matched_on_the_columns_it_had(tiny: Any, modality: str) -> None:
     """L = CE(z, y) + alpha mean (z(x1) - z1)^2 + beta CE(z(x2), y2); the mean is over all entries that were stored."""
-    method = at_task(tiny, modality, derpp(), **{"train.batch_size": 16})
+    method = at_task(tiny, modality, derpp(), **{"train.batch_size": 16, "train.replay_o": "label"})
     for step in range(2):  # some slots are now of this task: wider notes beside narrower ones
         batch = new_batch(method, step)
         method.loss(batch)
@@ -189,7 +189,7 @@ def test_replay_starts_in_the_first_task_beside_a_whole_batch_and_takes_its_shar
 
 @pytest.mark.parametrize("modality", ["image", "token"])
 def test_with_a_teacher_both_terms_share_one_draw_and_the_old_columns_are_matched(tiny: Any, modality: str) -> None:
-    method = at_task(tiny, modality, derpp(logits="teacher"))
+    method = at_task(tiny, modality, derpp(logits="teacher"), **{"train.replay_o": "label"})
     teacher, old = method.teacher, method.now.known
     for p in method.model.parameters():  # away from the teacher
         p.data += 0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(p.shape)))
