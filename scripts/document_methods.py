@@ -20,8 +20,10 @@ fails if it is not up to date. `bace list methods --json` gives the hyper-parame
 there and back 3: for each new and each replayed example in every epoch; once for each example of the task and of the
 memory. Networks of the encoder's size, if more than one is kept. `tests/test_cost.py` compares both with small runs.
 
-*Reading* is what was decided where the originals disagree or are silent. *O rows*: what is done with words labelled O
-(entities), which may be entities of other tasks, or why a method refuses tokens.
+*Memory*: of methods with a setting `mode`, how their authors replay: a separate batch from memory at each step
+(`batch`, the default of all but IL2M), or the memory shuffled into the task's data (`concat`). *Reading* is what was
+decided where the originals disagree or are silent. *O rows*: what is done with words labelled O (entities), which may
+be entities of other tasks, or why a method refuses tokens.
 """
 
 
@@ -37,7 +39,7 @@ def described(method: type[Method]) -> list[str]:
         f"**{method.title}**",
         method.paper,
         card.mechanism,
-        "yes" if method.uses_memory else "no",
+        ("yes" if method.uses_memory else "no") + (f"; the authors: `mode={card.replay}`" if card.replay else ""),
         ", ".join(card.stages),
         ", ".join(sorted(method.modalities)),
         cost(method(), card.besides),

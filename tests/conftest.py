@@ -1,15 +1,17 @@
 """Tiny backbones and data sets, made once, and where the real ones are."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of numpy, and of processes that tests start: they share the cores
 
 import hypothesis
 import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("BACE_TEST_THREADS", "1")))
 hypothesis.settings.register_profile("same examples in every run", derandomize=True)
 hypothesis.settings.load_profile("same examples in every run")
 
@@ -36,6 +38,24 @@ def real_models() -> Path:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> "Tiny":
     return Tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """In double precision: what a formula gives then differs from its oracle by 1e-12, on every instruction set."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def formulas_in_double(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All formula tests, and what their modules share."""
+    if request.path.parent.name == "formulas":
+        request.getfixturevalue("tiny")  # first: its weights are single, whichever module asks for them
+        torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 WORDS = [f"w{i}" for i in range(60)]

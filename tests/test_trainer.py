@@ -1122,6 +1122,7 @@ def test_bucketed_training_sees_every_text_pads_less_and_resumes_exactly(tiny):
     )
 
 
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("modality", ["text", "token"])
 def test_features_and_scores_do_not_depend_on_how_texts_are_put_into_batches(tiny, modality):
     found = []
@@ -1136,7 +1137,7 @@ def test_features_and_scores_do_not_depend_on_how_texts_are_put_into_batches(tin
         assert torch.equal(rows, stream.rows_of(stream[0].test)[0])
         found.append((out, predicted, trainer.results.matrix))
     (whole, guess, matrix), (parts, guess_in_parts, matrix_in_parts) = found
-    torch.testing.assert_close(parts.features, whole.features, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(parts.logits, whole.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(parts.features, whole.features, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(parts.logits, whole.logits, rtol=1e-9, atol=1e-9)
     assert torch.equal(guess, guess_in_parts)
     assert matrix == matrix_in_parts

@@ -24,7 +24,7 @@ def distillation(
 
     `forward`: KL(P0 || P) = sum_c P0_c (log P0_c - log P_c).  `reverse`: KL(P || P0) = sum_c P_c (log P_c - log P0_c).
     `renorm`: P = softmax(z_old / tau), renormalised over the old columns (LwF, BiC).
-    `slice`: P = softmax(z / tau) over all columns, cut to the old ones, so that it also acts on their mass m = sum_c P_c:
+    `slice`: P = softmax(z / tau) over all columns, cut to the old ones, so that it also acts on their mass m:
     forward it equals renorm - log m, reverse m renorm + m log m (docs/bace.md, 3.1).
     For tau != 1 the value is multiplied by tau^2. `mean` also divides by the number of old columns.
     """

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bace.config import Training
 from bace.memory import ElasticBuffers, Memory, herd
-from bace.models.heads import imprint
+from bace.models.heads import Head, imprint
 from bace.models.model import Model, Output, frozen_copy, parameter_count
 from bace.neighbours import NeighbourTable
 from bace.randomness import derive, generator
@@ -98,6 +98,7 @@ class Card:
     mechanism: str
     o_rows: str  # entities: what is done with words labelled O; or why the method refuses tokens
     stages: tuple[str, ...] = ("main",)  # of a task after the first
+    replay: Literal["", "batch", "concat"] = ""  # the `mode` of replay in which the authors published it
     reading: str = ""  # what was decided where the originals disagree or are silent
     besides: str = ""  # what it costs that `Method.cost` does not say
 
@@ -118,6 +119,7 @@ class Method(ElasticBuffers):
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
     one_encoder: ClassVar[bool] = True  # the features of all classes are of one space: studies can compare them
+    learns_o: ClassVar[bool] = True  # entities: words labelled O in a later task's sentences are learned as class 0
     keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
     # of the encoder's size, kept while a later task is learned; what `keeps_teacher` and `expands` say comes on top
     networks: ClassVar[int] = 1
@@ -224,6 +226,23 @@ class Method(ElasticBuffers):
         networks = self.networks + (self.keeps_teacher and task > 0) + self.expands * task
         return parameter_count(encoder) * networks, parameter_count(encoder, trained_only=True)
 
+    # -- forward transfer: a task that is not yet learned, scored by the method's own rule (evaluation.transfer)
+
+    def transfer_model(self) -> Model:
+        """The network that predicts. Its features are scored, and a copy of its head grows by the task's classes."""
+        return self.model
+
+    def transfer_rows(self, task: Task) -> Tensor:  # (classes of the task, width)
+        """The rows of these classes, made from the task's training examples: imprinted."""
+        model = self.transfer_model()
+        features, targets = self.outputs(task.train, model).features, self.stream.labels(task.train)[1]
+        return imprint(features, targets, task.classes, model.head.weight.detach().cpu())
+
+    def transfer_scores(self, features: Tensor, head: Head) -> Tensor:  # (rows, width) -> (rows, seen and new classes)
+        """The scores that `predict` would give to these features if `head`, the grown one, were the network's."""
+        logits: Tensor = head(features)
+        return logits
+
     # -- for studies, which look on (docs/studies.md)
 
     def epoch_table(self) -> NeighbourTable | None:
@@ -278,6 +297,19 @@ class Method(ElasticBuffers):
     def drawn(self, draw: int = 1) -> Tensor:  # (replay_size,) slots
         """The slots that `replay(draw)` shows at this step."""
         return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
+
+    def labelled(self, targets: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool
+        """Which rows are learned by their labels, the first `new` of them being new and the others replayed: all but
+        words labelled O, among which entities of other tasks hide after the first one. There it is the method that
+        decides for new sentences (`learns_o`), and `train.replay_o` for replayed ones."""
+        rows = torch.ones_like(targets, dtype=torch.bool)
+        if self.stream.background is not None and self.now.known:
+            entity = targets != self.stream.background
+            if not self.learns_o:
+                rows[:new] = entity[:new]
+            if self.training_settings.replay_o == "distil":
+                rows[new:] = entity[new:]
+        return rows
 
     def remember(self, task: Task) -> None:
         """Refill the memory at the end of a task, within its budget."""

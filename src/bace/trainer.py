@@ -213,8 +213,9 @@ class Trainer:
         self.results.matrix.append(row)
         average, kept = metrics.average_accuracy(row), bytes_kept(self.method)
         self.results.details.append({**detail, "kept": kept})
-        micro = {"micro_f1": [score["micro_f1"] for score in detail["scores"]]} if "scores" in detail else {}
-        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, **micro, "kept": kept})
+        names = ("macro_f1_own", "micro_f1") if "scores" in detail else ()
+        other = {name: [score[name] for score in detail["scores"]] for name in names}
+        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, **other, "kept": kept})
         self.observe(task, row)
 
     def note(self) -> None:

@@ -3,7 +3,6 @@ formula of the parts, what each stage may change bit for bit, and one task witho
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,13 +31,6 @@ from bace.stream import Batch
 from bace.trainer import At, Trainer
 
 UNEQUAL = {"benchmark.tasks": [2, 1, 2]}
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def beef(**changes: Any) -> dict[str, Any]:
@@ -148,7 +140,6 @@ def test_energy_loss_in_numpy(tiny: Any, task: int) -> None:
     assert loss == pytest.approx(total / 20, rel=1e-4)
 
 
-@pytest.mark.usefixtures("double")
 def test_a_step_of_the_sampler_by_finite_differences(tiny: Any) -> None:
     """x~ = x turned by 180 degrees, minus lr times the gradient of log(mass of the forward prototypes)."""
     method, _, _ = at_stage(tiny, "image", beef(energy_steps=1, energy_noise=0.0, energy_lr=0.3), "expand")
@@ -171,7 +162,6 @@ def test_a_step_of_the_sampler_by_finite_differences(tiny: Any) -> None:
     assert (log_mass(found) < log_mass(turned)).all()
 
 
-@pytest.mark.usefixtures("double")
 def test_what_is_sampled_for_one_picture_does_not_depend_on_the_others(tiny: Any) -> None:
     method, _, _ = at_stage(tiny, "image", beef(energy_noise=0.0, energy_lr=1.0), "expand")
     batch = some(method, 4)

@@ -267,6 +267,24 @@ def test_a_term_of_weight_0_is_not_passed_and_does_not_change_the_others_draw(ti
     assert set(loss) == {"new", "replay" if off == "alpha" else "match"}
 
 
+@pytest.mark.parametrize(("logits", "alpha"), [("stored", 0.2), ("teacher", 0.5)])
+def test_the_matching_has_the_published_weight_of_its_variant_unless_one_is_given(
+    tiny: Any, logits: str, alpha: float
+) -> None:
+    """0.2 and 0.5 in the original (CIFAR-10, 500 slots), 0.5 and 0.5 in the code of BaCE's authors."""
+    method = at_task(tiny, "image", {"name": "derpp", "logits": logits})
+    for p in method.model.parameters():  # away from what is to be matched
+        p.data += 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(p.shape)))
+    batch = new_batch(method, count=4)
+    by_default = method.loss(batch)
+    method.alpha = method.beta = 1.0
+    plain = method.loss(batch)
+    assert plain["match"].item() > 1e-3
+    assert by_default["match"].item() == pytest.approx(alpha * plain["match"].item(), rel=1e-5)
+    assert by_default["replay"].item() == pytest.approx(0.5 * plain["replay"].item(), rel=1e-5)
+    assert make(tiny, "image", derpp(alpha=0.7, logits=logits))[0].alpha == 0.7
+
+
 def test_what_cannot_work_is_refused(tiny: Any) -> None:
     with pytest.raises(ConfigError, match=r"alpha \(-1.0\).*at least 0"):
         make(tiny, "image", derpp(alpha=-1.0))

@@ -3,7 +3,6 @@ outputs bit for bit over runs with SGD and AdamW under momentum and weight decay
 without gates whose weights are masked by hand."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,6 @@ from bace.models.model import Model
 from bace.trainer import At, Trainer
 
 SMALL = {"name": "hat", "latent": 6}
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def hat_at(tiny: Any, modality: str = "image", task: int = 1, **options: Any) -> Any:
@@ -158,7 +150,7 @@ def openness(method: Any, scale: float) -> float:
 
 @pytest.mark.parametrize("task", [0, 1])
 def test_the_loss_is_cross_entropy_within_the_task_and_the_openness_of_unused_gates(
-    tiny: Any, double: None, task: int
+    tiny: Any, task: int
 ) -> None:
     method = hat_at(tiny, task=task, lamb=0.3)
     batch = some(method, 5)
@@ -191,7 +183,7 @@ def test_without_its_weight_the_sparsity_is_left_out(tiny: Any) -> None:
     assert set(method.loss(some(method, 5))) == {"new"}
 
 
-def test_compensated_gradients_are_smax_times_those_of_the_unannealed_gate(tiny: Any, double: None) -> None:
+def test_compensated_gradients_are_smax_times_those_of_the_unannealed_gate(tiny: Any) -> None:
     """smax sigmoid'(e) dL/da, with dL/da by central differences of the whole loss, for |s e| < 50."""
     method = hat_at(tiny, lamb=0.3, smax=40.0)
     with torch.no_grad():
@@ -222,7 +214,7 @@ def test_compensated_gradients_are_smax_times_those_of_the_unannealed_gate(tiny:
     assert largest > 0.01
 
 
-def test_the_compensation_is_clipped_where_the_gate_is_saturated(tiny: Any, double: None) -> None:
+def test_the_compensation_is_clipped_where_the_gate_is_saturated(tiny: Any) -> None:
     """s e = -200: the factor has cosh(50) in place of cosh(200)."""
     method = hat_at(tiny)
     gate = method.gates.all()[0]

@@ -29,7 +29,7 @@ class AGEM(Method):
     card = Card(
         mechanism="gradient projected so that the loss on memory does not rise",
         besides="replayed are min(`reference_size`, memory) examples a step",
-        o_rows="class 0 under cross-entropy; a sentence in memory keeps its own task's labels",
+        o_rows="class 0 under cross-entropy; in the reference gradient so too, or left out (`train.replay_o`)",
         reading="soft-max over all seen classes; herded memory, filled at the end of a task; SGD without momentum; "
         "clipping and weight decay come after the projection",
     )
@@ -51,7 +51,9 @@ class AGEM(Method):
         if reference is None:
             return
         moving = [p for p in self.model.parameters() if p.grad is not None]
-        loss = F.cross_entropy(self.model(reference, name="reference").logits, reference.targets)
+        labelled = self.labelled(reference.targets, new=0)
+        logits = self.model(reference, name="reference").logits
+        loss = F.cross_entropy(logits[labelled], reference.targets[labelled])
         # not by backward(): .grad holds g
         g_ref = torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True)
         project([p.grad for p in moving if p.grad is not None], g_ref)

@@ -116,6 +116,7 @@ class BEEF(ER):
         besides="fusing passes the memory and as many new examples through all networks",
         o_rows="refused: a word labelled O belongs to no task, so it has no backward prototype",
         stages=("expand", "fuse"),
+        replay="concat",
         reading="linear heads; biases add when folded, a sample's own column is left out row by row, energy by sample "
         "(the official code slips in all three) and in one mean over new and replayed rows; balanced set: the memory "
         "and as many of each new class; texts: the sampler starts from permuted word vectors; backbone.adapter shares "

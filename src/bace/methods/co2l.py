@@ -55,6 +55,7 @@ class Co2L(ER):
         besides="a classifier on features kept",
         o_rows="refused: words labelled O may be entities of other tasks; as one class they would be drawn together",
         stages=("contrast", "linear"),
+        replay="concat",
         reading="the suite's memory and views (the authors': a random one, strong augmentation). Texts: one text under "
         "two dropouts. Without augmentation or dropout the two views are equal. The classifier starts anew at every "
         "task and sees clean features, kept; its rate is a tenth of the authors', who train it on a ResNet's",

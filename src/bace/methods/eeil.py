@@ -38,6 +38,7 @@ class EEIL(ER):
         mechanism="replay; distillation per task's block of the head; balanced fine-tuning",
         o_rows="refused: every sentence shows O, so there is no class-balanced set of sentences",
         stages=("main", "balanced"),
+        replay="concat",
         reading="no factor T^2; the second stage distils the newest block too, from the first stage's network, at a "
         "constant rate; gradient noise off (a pre-trained network needs none)",
     )
@@ -107,7 +108,7 @@ class EEIL(ER):
             sizes = [len(block) for block in self.teacher.head.blocks]
             pairs = zip(logits[:, : taught.shape[1]].split(sizes, 1), taught.split(sizes, 1), strict=True)
             kd = torch.stack([soft_cross_entropy(z, z0, self.T) for z, z0 in pairs])  # a soft-max for each block
-            terms["distil"] = self.kd_weight * kd.sum()
+            terms["distil"] = self.count_means(new, len(batch)) * self.kd_weight * kd.sum()
         return terms
 
     def before_step(self, batch: Batch) -> None:

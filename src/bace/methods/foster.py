@@ -46,6 +46,7 @@ class FOSTER(ER):
         mechanism="replay; a second encoder boosts the frozen one, both are distilled into one",
         o_rows="refused: classes are weighted by their counts, and O outnumbers them all",
         stages=("boost", "compress"),
+        replay="concat",
         reading="linear heads; the student predicts, its teacher is scored beside it; a class counts "
         "as often as an epoch shows it (official: 500 if new, its exemplars if old, which is so in mode `concat`); old "
         "rows start at zero on the new branch",

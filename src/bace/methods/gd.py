@@ -43,6 +43,7 @@ class GD(ER):
         mechanism="replay; distillation from the previous network and a teacher of the current task; balanced head",
         o_rows="refused: O belongs to no single task, so neither the current teacher nor the weights are defined",
         stages=("teacher", "main", "finetune"),
+        replay="concat",
         reading="no external data; the first task is plain training, as in the authors' code; herded memory; class "
         "counts of the last stage are how often an epoch shows a class; it has 1 epoch to 5 (20 to 180 there)",
     )
@@ -125,10 +126,12 @@ class GD(ER):
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)
         logits = self.model(both).logits
-        return {**self.cross_entropy(logits, both.targets, len(batch)), **self.distil(logits, both)}
+        means = self.count_means(len(batch), len(both))
+        distil = {name: means * term for name, term in self.distil(logits, both).items()}
+        return {**self.cross_entropy(logits, both.targets, len(batch)), **distil}
 
     def loss_finetune(self, batch: Batch) -> Loss:
-        """The same, each row weighted by its class."""
+        """The same in one mean, each row weighted by its class."""
         both = self.with_replay(batch)
         logits = self.model(both).logits
         seen, old, new = self.weights[:, both.targets]

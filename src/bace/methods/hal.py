@@ -103,7 +103,8 @@ class HAL(ER):
         self.features = out.features[: len(batch)].detach()
         terms = self.cross_entropy(out.logits, both.targets, len(batch))
         if self.lambda_anchor and len(self.anchors):
-            terms["anchor"] = self.lambda_anchor * self.change(functools.reduce(torch.add, terms.values()))
+            change = self.change(functools.reduce(torch.add, terms.values()))
+            terms["anchor"] = self.count_means(len(batch), len(both)) * self.lambda_anchor * change
         return terms
 
     def change(self, loss: Tensor) -> Tensor:  # (), ()

@@ -20,7 +20,8 @@ class IL2M(ER):
     Args:
         score: what is rescaled: soft-max probabilities, or raw `logits` (the authors'). A mean logit that is not
             positive cannot be a ratio's part: probabilities are rescaled then, with a warning.
-        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
+        mode: `concat`: the memory is shuffled into the task's data; `batch`: a separate batch from memory at each step,
+            which fits old examples so well that there is nothing left to rescale.
         reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both.
     """
 
@@ -31,8 +32,10 @@ class IL2M(ER):
     card = Card(
         mechanism="replay; old scores rescaled by stored statistics",
         o_rows="mean scores of a class when it was new do not exist for O, which every task changes",
-        reading="probabilities (a cosine head's logits are signed) in place of the authors' logits (`score`); the "
-        "suite's learning rate at every task; a class without exemplars counts as unchanged",
+        replay="concat",
+        reading="the memory in the task's data: with a separate batch from it (`mode`) its digits scores are ER's to "
+        "the last digit; probabilities (a cosine head's logits are signed) in place of the authors' "
+        "logits (`score`); the suite's learning rate at every task; a class without exemplars counts as unchanged",
     )
 
     # of probabilities and of logits:
@@ -44,7 +47,7 @@ class IL2M(ER):
     def __init__(
         self,
         score: Literal["prob", "logits"] = "prob",
-        mode: Literal["batch", "concat"] = "batch",
+        mode: Literal["batch", "concat"] = "concat",
         reduction: Literal["sum", "joint"] = "sum",
     ) -> None:
         super().__init__(mode, reduction)

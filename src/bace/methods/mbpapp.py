@@ -27,7 +27,8 @@ class MBPApp(MBPA, SparseER):
     card = Card(
         mechanism="replay, in one step of a hundred; local adaptation to neighbours in memory at prediction",
         besides="one step in a hundred more; prediction as MBPA's",
-        o_rows="class 0 under cross-entropy; replayed and neighbouring sentences keep their own task's labels",
+        o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`); neighbours "
+        "are sentences, with all their words",
         reading="Sparse-ER's training and MBPA's prediction, from one herded memory within the budget (the original "
         "writes everything)",
     )

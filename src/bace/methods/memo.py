@@ -35,6 +35,7 @@ class MEMO(ER):
         mechanism="replay; a last block for each task on a shared trunk, an auxiliary classifier",
         besides="every task adds a block",
         o_rows="refused: the auxiliary classifier tells new classes from old ones, and O hides both",
+        replay="concat",
         reading="linear head; as for ViTs the trunk is frozen after the first task and nothing aligned (`train_trunk`, "
         "`align`: the other ways); old rows start at zero on the new block, so old logits do not jump",
     )

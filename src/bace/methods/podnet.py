@@ -46,6 +46,7 @@ class PODNet(ER):
         mechanism="pooled distillation of all blocks; multi-proxy cosine head, tuned on the balanced memory; replay",
         o_rows="refused: what a sentence's blocks put out belongs to old entities and to new ones alike",
         stages=("main", "classifier"),
+        replay="concat",
         reading="similarity of proxies is the cosine (the code's 2 cos - 2 orders alike); pictures: the map of patch "
         "tokens without the class token; texts: pooled over tokens and over channels, without padding; the second "
         "stage has no distillation, which a fixed encoder would not feel, and trains old proxies too; nme: nearest "
@@ -135,7 +136,7 @@ class PODNet(ER):
         if self.teacher is None or not (self.lambda_flat or self.lambda_spatial):
             return terms
         before = self.peek([both], self.teacher, taps=tapped)
-        factor = math.sqrt(self.now.seen / (self.now.seen - self.now.known))
+        factor = self.count_means(len(batch), len(both)) * math.sqrt(self.now.seen / (self.now.seen - self.now.known))
         if self.lambda_flat:
             terms["flat"] = self.lambda_flat * factor * feature_cosine(out.features, before.features)
         if self.lambda_spatial:

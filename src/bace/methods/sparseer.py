@@ -26,7 +26,7 @@ class SparseER(Method):
     card = Card(
         mechanism="replay, in one step of a hundred",
         besides="one step in a hundred more",
-        o_rows="class 0 under cross-entropy; a replayed sentence keeps its own task's labels",
+        o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`)",
         reading="herded memory within the budget, filled at the end of a task (the original keeps all it has seen); a "
         "memory step is as large as a batch and comes after the step on new data; steps are counted through the "
         "tasks, as in the original's stream without boundaries, so that short tasks are replayed for too",
@@ -53,7 +53,7 @@ class SparseER(Method):
             return
         self.taken += 1
         if int(self.taken) % self.every == 0 and (replay := self.replay()) is not None:
-            yield replay
+            yield replay.pick(torch.nonzero(self.labelled(replay.targets, new=0)).flatten())
 
     @property
     def replay_size(self) -> int:

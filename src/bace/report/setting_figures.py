@@ -19,6 +19,7 @@ NEIGHBOURLESS = {"K": "0", "effect_new": "none"}  # what W0 = 1 amounts to: a sa
 MEASURES = {  # what a sweep may show: metrics of a run, and what its axis says
     "A_last": "A_last (%)",
     "A_avg": "A_avg (%)",
+    "A_new": "A_new (%)",
     "FGT": "FGT (points)",
     "FWT": "FWT (points)",
     "seconds": "seconds",

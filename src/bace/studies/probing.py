@@ -67,7 +67,7 @@ def fit_probe(
 
 
 def collect(records: list[Record], stream: Stream, config: Config) -> Record:
-    """Percent after each task: accuracy, or macro F1 for tokens, every task counting the same."""
+    """Percent after each task: accuracy, or seqeval's macro F1 for tokens, every task counting the same."""
     return columns(records)
 
 
