@@ -322,8 +322,8 @@ def assert_lets_go(learner: bace.Learner, data: list[weakref.ref[Any]]) -> None:
         with pytest.raises(StreamRefused) if len(memory) else nullcontext():
             stream.batch(memory.examples)  # not before the next call
         with stream.licence("a test", everything):
-            for example, task in zip(memory.examples.split(1), memory.task.tolist(), strict=True):
-                shown = set(stream.labels(example)[1].tolist())
+            for example, task in zip(memory.examples.tolist(), memory.task.tolist(), strict=True):
+                shown = set(stream.labels(torch.tensor([example]))[1].tolist())
                 assert shown - {stream.background} <= set(stream[task].classes)
 
 
