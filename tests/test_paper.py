@@ -604,7 +604,8 @@ def test_estimates_grow_with_what_is_done() -> None:
         assert found is not None
         return found.passes
 
-    assert passes("SEQ") < passes("LwF") < passes("ER") < passes("BaCE", W0=1) < passes("BaCE") < passes("BaCE", K=10)
+    assert passes("SEQ") < passes("ER", mode="concat") < passes("LwF") < passes("ER")
+    assert passes("ER") < passes("BaCE", W0=1) < passes("BaCE") < passes("BaCE", K=10)
     assert passes("MTL") == pytest.approx(10.5 * passes("MTL", only_last=True), rel=0.2)
     found = cost.estimate(vit_config("ER"), 20)
     assert found is not None

@@ -75,6 +75,8 @@ def learning_passes(method: Method, config: Config, train: int, memory: int, ste
     method.training_settings = config.train
     share = method.replay_share if memory else 0
     replayed = share / (config.train.batch_size - share)  # beside each new example
+    if getattr(method, "mode", None) == "concat":  # each slot once an epoch
+        replayed = memory * steps / train
     first = epochs * min(cost.new, 3.0)
     later = (cost.epochs or epochs) * (cost.new + cost.replayed * replayed) + cost.task
     return train / steps * (first + (steps - 1) * later) + steps * cost.memory * memory
