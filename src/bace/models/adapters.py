@@ -16,8 +16,8 @@ from bace.models.encoders import Encoder, frozen_modules
 class Adapter(nn.Module):
     """u -> u + up(relu(down(u))), exactly the identity at first.
 
-    `down` starts as a small Gaussian and `up` at zero, not both at a tiny constant: that would be a saddle where all
-    hidden units stay equal. Gates on the hidden and the output units (HAT) multiply what `down` and `up` put out, which
+    `up` starts at zero, which alone makes it the identity; `down` as any layer before a ReLU (He et al., 2015). A tiny
+    `down` would leave next to nothing for `up` to learn from, and then `down` nothing from `up`. Gates on the hidden and the output units (HAT) multiply what `down` and `up` put out, which
     forward hooks on the two can do.
     """
 
@@ -28,7 +28,7 @@ class Adapter(nn.Module):
         # On "meta" torch's own initialisation does nothing; on the CPU it would draw from the global generator.
         self.down = nn.Linear(width, hidden, device="meta").to_empty(device="cpu")
         self.up = nn.Linear(hidden, width, device="meta").to_empty(device="cpu")
-        nn.init.normal_(self.down.weight, std=1e-3, generator=generator)
+        nn.init.kaiming_normal_(self.down.weight, nonlinearity="relu", generator=generator)
         for zero in (self.down.bias, self.up.weight, self.up.bias):
             nn.init.zeros_(zero)
 
