@@ -1,5 +1,5 @@
-"""OWM's projectors against the recursion and the closed-form inverse in numpy, its updates against the inputs they must leave alone
-(for any optimiser), and its limit of no projection against plain fine-tuning, bit for bit."""
+"""OWM's projectors against the recursion and the closed-form inverse in numpy, its updates against the inputs they must
+leave alone (for any optimiser), and its limit of no projection against plain fine-tuning, bit for bit."""
 
 from typing import Any, Literal
 
@@ -140,9 +140,9 @@ def test_the_ridge_falls_over_a_task_and_each_layer_has_a_projector_of_its_own(
 ) -> None:
     alphas: list[float] = []
 
-    def spied(P: Tensor, r: Tensor, alpha: float) -> Tensor:
+    def spied(P: Tensor, R: Tensor, alpha: float) -> Tensor:
         alphas.append(alpha)
-        return without(P, r, alpha)
+        return without(P, R, alpha)
 
     monkeypatch.setattr(owm, "without", spied)
     options = {"name": "owm", "alpha": 2.0, "decay": 0.01}

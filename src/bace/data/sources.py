@@ -286,8 +286,8 @@ def _choose_columns(
     if isinstance(input_column, str):
         given = [input_column]
     else:
-        wanted = [name for name in input_column or () if not name.endswith("?") or name[:-1] in raw.columns]
-        given = [name.removesuffix("?") for name in wanted]
+        present = [name for name in input_column or () if not name.endswith("?") or name[:-1] in raw.columns]
+        given = [name.removesuffix("?") for name in present]
     for name in [*given, *([label_column] if label_column else [])]:
         if name not in raw.columns:
             raise DataError(f"{raw.source} has no column '{name}'.{nearest(name, raw.columns)}")

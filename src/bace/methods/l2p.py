@@ -73,9 +73,10 @@ class L2P(Method):
         prompt_mask: bool | None = None,
     ) -> None:
         super().__init__()
-        given = {"pool": pool, "gamma": gamma, "prompt_mask": prompt_mask}
-        chosen = RECIPES[recipe]._replace(**{name: value for name, value in given.items() if value is not None})
-        pool, gamma, prompt_mask = chosen
+        published = RECIPES[recipe]
+        pool = published.pool if pool is None else pool
+        gamma = published.gamma if gamma is None else gamma
+        prompt_mask = published.prompt_mask if prompt_mask is None else prompt_mask
         if length < 1 or not 1 <= top <= pool:
             raise ConfigError(f"L2P: length ({length}) must be at least 1, and top ({top}) between 1 and pool ({pool})")
         if min(gamma, clip) < 0 or lr <= 0:

@@ -142,7 +142,7 @@ def without(
     From the identity, and with one alpha for all, the columns stored so far make it (I + R R^T / alpha)^-1."""
     K = P @ R
     ridge = alpha * torch.eye(R.shape[1], dtype=R.dtype, device=R.device)
-    V = torch.linalg.solve_triangular(torch.linalg.cholesky(ridge + R.T @ K), K.T, upper=False)
+    V: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(ridge + R.T @ K), K.T, upper=False)
     return P - V.T @ V
 
 

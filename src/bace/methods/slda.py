@@ -36,8 +36,9 @@ class SLDA(Method):
         mechanism="frozen encoder; running class means and covariance, linear discriminant analysis",
         cost="1F on b, once per example; no B",
         o_rows="refused: words labelled O may be entities of other tasks, and would enter the mean of O",
-        reading="one pass in clean views, whatever the epochs; the published recursion (`exact`: the pooled covariance), "
-        "but from the first example on: the authors start from the first task's covariance, shrunk (`covariance`)",
+        reading="one pass in clean views, whatever the epochs; the published recursion (`exact`: the pooled "
+        "covariance), but from the first example on: the authors start from the first task's covariance, shrunk "
+        "(`covariance`)",
     )
 
     means: Tensor  # (classes, width)

@@ -16,9 +16,9 @@ from bace.models.encoders import Encoder, frozen_modules
 class Adapter(nn.Module):
     """u -> u + up(relu(down(u))), exactly the identity at first.
 
-    `up` starts at zero, which alone makes it the identity; `down` as any layer before a ReLU (He et al., 2015). A tiny
-    `down` would leave next to nothing for `up` to learn from, and then `down` nothing from `up`. Gates on the hidden and the output units (HAT) multiply what `down` and `up` put out, which
-    forward hooks on the two can do.
+    `up` starts at zero, which alone makes it the identity, and `down` as a layer before a ReLU does (He et al., 2015):
+    a tiny `down` would leave next to nothing for `up` to learn from, and so nothing for `down`. Gates on the hidden and
+    the output units (HAT) multiply what `down` and `up` put out, which forward hooks on the two can do.
     """
 
     def __init__(self, width: int, hidden: int, generator: torch.Generator) -> None:
