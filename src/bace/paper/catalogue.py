@@ -193,7 +193,7 @@ QUOTED = {"DER++": {"logits": "stored"}}
 CIFAR = Block("cifar100", "CIFAR-100", (20, 10), (100, 500), own=READ)
 CIFAR_20 = replace(CIFAR, steps=(20,))
 # L2P's own recipe, without replay: the printed rows are of its authors' variant that replays and thaws the encoder
-PROMPTS = {"L2P": {"pool": 20, "gamma": 0.5, "prompt_mask": True}}
+PROMPTS = {"L2P": {"recipe": "5-datasets"}}
 FIVE = Block("five-datasets", "5-datasets", (5,), (250, 500), own={**ONCE, **PROMPTS, **QUOTED})
 TEXT = Block("topics", "AGNews>DBPedia1>DBPedia2>Yahoo1>Yahoo2", (5,), (100, 500), own=ONCE)
 NER = Block("entities", "OntoNotes5>MIT Movie>I2B2>MIT Restaurant>CoNLL2003", (5,), (100, 500), own=ONCE)
@@ -233,7 +233,7 @@ def _deit(benchmark: str, dataset: str, steps: int, buffer: int, adapter: int, l
         dataset,
         (steps,),
         (buffer,),
-        own=QUOTED,
+        own={**QUOTED, "L2P": {"recipe": "cifar100"}},
         settings={"backbone.adapter": adapter},
         rivals={"benchmark.augment": False, "memory.select": "random"},
         full=full,
