@@ -366,7 +366,14 @@ def test_each_task_adds_a_whole_encoder_or_with_adapters_only_these(tiny: Any) -
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"expand_epochs": 0}, {"fuse_steps": -1}, {"energy": -1.0}, {"energy_lr": -1.0}, {"alignment": 0.0}, {"fuse_lr": 0.0}],
+    [
+        {"expand_epochs": 0},
+        {"fuse_steps": -1},
+        {"energy": -1.0},
+        {"energy_lr": -1.0},
+        {"alignment": 0.0},
+        {"fuse_lr": 0.0},
+    ],
 )
 def test_wrong_values_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

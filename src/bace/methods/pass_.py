@@ -40,9 +40,8 @@ class PASS(Method):
         cost="1F+1B and a teacher's 1F on 4b (texts: b)",
         o_rows="refused: words labelled O may be entities of other tasks, which one prototype of O would mix",
         reading="linear head and Adam, as the authors have them (SGD diverges at this temperature); where the run has "
-        "SGD, the encoder at a tenth of its rate, which pre-trained weights bear, and the head at the rate itself: the "
-        "authors' 100 epochs need no such difference, a few epochs at the encoder's rate leave new rows where they were "
-        "drawn. "
+        "SGD, the encoder at a tenth of its rate, which pre-trained weights bear, and the head at the rate itself: in "
+        "a few epochs (the authors': 100) at the encoder's rate new rows stay where they were drawn. "
         "Texts: no rotations, the rest as it is. The radius is the first task's. Feature distance as for the authors' "
         "batches of 64 pictures in 4 rotations, whatever the batch",
     )

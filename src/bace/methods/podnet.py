@@ -47,10 +47,10 @@ class PODNet(ER):
         cost="1F+1B and teacher 1F on b+m, with all blocks' outputs; 1F on m in the second stage",
         o_rows="refused: what a sentence's blocks put out belongs to old entities and to new ones alike",
         stages=("main", "classifier"),
-        reading="similarity of proxies is 2 cos - 2, the negative squared distance of unit vectors, in the attention and "
-        "in the score, as in the code; pictures: the map of patch tokens without the class token; texts: pooled over "
-        "tokens and over channels, without padding; the second stage has no distillation, which a fixed encoder would "
-        "not feel, and trains old proxies too; nme: nearest mean of exemplars",
+        reading="similarity of proxies is 2 cos - 2 (the negative squared distance of unit vectors) in the attention "
+        "and in the score, as in the code; pictures: the map of patch tokens without the class token; texts: pooled "
+        "over tokens and over channels, without padding; the second stage has no distillation, which a fixed encoder "
+        "would not feel, and trains old proxies too; nme: nearest mean of exemplars",
     )
 
     def __init__(
