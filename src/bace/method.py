@@ -68,7 +68,9 @@ class Stage:
     augment: bool = True  # random views; otherwise clean ones
     cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
     optimise: bool = True  # False: a stage without gradients
+    min_steps: int = 0  # the epochs are raised until there are at least so many optimiser steps
     lr: float | None = None  # default: the run's, as for the optimiser, momentum, clip and schedule
+    head_lr: float | None = None  # default: `lr`, if given; else the run's
     optimiser: Literal["sgd", "adamw"] | None = None
     momentum: float | None = None
     clip: float | None = None

@@ -142,7 +142,8 @@ class Trainer:
             p.requires_grad_(False)
         self.optimiser = self.make_optimiser(stage, parameters) if stage.optimise else None
         self.saved_optimiser = {}
-        now.epochs, now.steps = stage.epochs, -(-len(examples) // stage.batch_size)
+        now.steps = -(-len(examples) // stage.batch_size)
+        now.epochs = stage.epochs = max(stage.epochs, -(-stage.min_steps // max(now.steps, 1)))
         while at.epoch < stage.epochs:
             now.epoch, now.step = at.epoch, 0
             self.open()  # what has left the memory since is closed
@@ -271,7 +272,8 @@ class Trainer:
         """A new one, with the state it had in the checkpoint, or (reset_optimiser off) in the stage before."""
         train = self.config.train
         lr = stage.lr if stage.lr is not None else train.lr
-        head_lr = lr if stage.lr is not None or train.head_lr is None else train.head_lr
+        head_lr = stage.head_lr if stage.lr is not None or stage.head_lr is not None else train.head_lr
+        head_lr = lr if head_lr is None else head_lr
         names = {id(p): name for name, p in self.method.named_parameters()}
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
         for p in parameters:

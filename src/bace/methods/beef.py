@@ -94,11 +94,13 @@ class BEEF(ER):
         init_epochs: of the first task; the run's train.epochs is not used.
         expand_epochs: of a new module.
         fuse_epochs: of the scalars.
+        fuse_steps: least number of optimiser steps of the scalars; there are as many epochs as this takes.
         energy: weight of the energy term, which holds the forward prototypes; 0 leaves it out.
         energy_steps: of the sampler that makes inputs of the open space.
         energy_lr: size of its steps.
         energy_noise: standard deviation of the noise that each of its steps adds.
-        alignment: in expansion, the logits of old tasks are divided by this.
+        alignment: in expansion, the logits of old tasks are divided by this; default: the original's 1.7 where few old
+            examples stand among many new ones (`concat`), 1 where they are as many (`batch`).
         fuse_lr: learning rate of the scalars.
         mode: as in ER: a separate `batch` from memory, or the memory in the task's data (`concat`, the original's).
         reduction: as in ER: `sum` of the means over new and over replayed rows, or one mean (`joint`).
@@ -130,11 +132,12 @@ class BEEF(ER):
         init_epochs: int = 5,
         expand_epochs: int = 3,
         fuse_epochs: int = 3,
+        fuse_steps: int = 100,
         energy: float = 0.01,
         energy_steps: int = 3,
         energy_lr: float = 0.01,
         energy_noise: float = 0.001,
-        alignment: float = 1.7,
+        alignment: float | None = None,
         fuse_lr: float = 0.05,
         mode: Literal["batch", "concat"] = "batch",
         reduction: Literal["sum", "joint"] = "sum",
@@ -145,14 +148,16 @@ class BEEF(ER):
                 f"BEEF: init_epochs ({init_epochs}), expand_epochs ({expand_epochs}) and fuse_epochs ({fuse_epochs}) "
                 "must be at least 1"
             )
-        if min(energy, energy_steps, energy_lr, energy_noise) < 0:
+        if min(fuse_steps, energy, energy_steps, energy_lr, energy_noise) < 0:
             raise ConfigError(
-                f"BEEF: energy ({energy}), energy_steps ({energy_steps}), energy_lr ({energy_lr}) and energy_noise "
-                f"({energy_noise}) must be at least 0"
+                f"BEEF: fuse_steps ({fuse_steps}), energy ({energy}), energy_steps ({energy_steps}), energy_lr "
+                f"({energy_lr}) and energy_noise ({energy_noise}) must be at least 0"
             )
+        alignment = {"batch": 1.0, "concat": 1.7}[mode] if alignment is None else alignment
         if alignment <= 0 or fuse_lr <= 0:
             raise ConfigError(f"BEEF: alignment ({alignment}) and fuse_lr ({fuse_lr}) must be above 0")
-        self.init_epochs, self.expand_epochs, self.fuse_epochs = init_epochs, expand_epochs, fuse_epochs
+        self.init_epochs, self.expand_epochs = init_epochs, expand_epochs
+        self.fuse_epochs, self.fuse_steps = fuse_epochs, fuse_steps
         self.energy, self.energy_steps = energy, energy_steps
         self.energy_lr, self.energy_noise = energy_lr, energy_noise
         self.alignment, self.fuse_lr = alignment, fuse_lr
@@ -183,6 +188,7 @@ class BEEF(ER):
             name="fuse",
             loss=self.fuse,
             epochs=self.fuse_epochs,
+            min_steps=self.fuse_steps,
             batch_size=self.batch_size,
             examples=lambda: self.balanced(task),
             module=lambda: self.head,

@@ -29,7 +29,7 @@ class PODNet(ER):
         proxies: head rows of each class.
         margin: of the classification loss. `as_code`: as published code computes it, where the margin cancels;
             `intended`: as the paper writes it.
-        delta: the intended margin, between cosines.
+        delta: the intended margin, between similarities (2 cos - 2).
         tune_epochs: of the classifier on the balanced memory; 0 leaves them out.
         tune_lr: learning rate of the classifier there.
         mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
@@ -47,10 +47,10 @@ class PODNet(ER):
         o_rows="refused: what a sentence's blocks put out belongs to old entities and to new ones alike",
         stages=("main", "classifier"),
         replay="concat",
-        reading="similarity of proxies is the cosine (the code's 2 cos - 2 orders alike); pictures: the map of patch "
-        "tokens without the class token; texts: pooled over tokens and over channels, without padding; the second "
-        "stage has no distillation, which a fixed encoder would not feel, and trains old proxies too; nme: nearest "
-        "mean of exemplars",
+        reading="similarity of proxies is 2 cos - 2 (the negative squared distance of unit vectors) in the attention "
+        "and in the score, as in the code; pictures: the map of patch tokens without the class token; texts: pooled "
+        "over tokens and over channels, without padding; the second stage has no distillation, which a fixed encoder "
+        "would not feel, and trains old proxies too; nme: nearest mean of exemplars",
     )
 
     def __init__(

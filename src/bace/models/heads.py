@@ -180,8 +180,8 @@ class CosineHead(Head):
 
 
 class ProxyHead(CosineHead):
-    """z_c = sigma sum_p softmax(s_c)_p s_cp with s_cp = <h/|h|, w_cp/|w_cp|>: several rows, called proxies, for every
-    class (PODNet's layer). With one proxy it is the cosine head.
+    """z_c = sigma sum_p softmax(s_c)_p s_cp with s_cp = -|h/|h| - w_cp/|w_cp||^2 = 2 cos - 2: several rows, called
+    proxies, for every class (PODNet's layer, whose similarity is the negative squared distance of unit vectors).
 
     Args:
         proxies: of each class; those of a class are neighbouring rows of its block.
@@ -201,8 +201,8 @@ class ProxyHead(CosineHead):
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
         unit = F.normalize(features, dim=-1, eps=1e-12)
         cosines = self.products(unit, F.normalize(self.weight, dim=-1, eps=1e-12))
-        cosines = cosines.reshape(*cosines.shape[:-1], self.classes, self.proxies)
-        return self.sigma * (cosines.softmax(-1) * cosines).sum(-1)
+        similarities = 2 * cosines.reshape(*cosines.shape[:-1], self.classes, self.proxies) - 2
+        return self.sigma * (similarities.softmax(-1) * similarities).sum(-1)
 
 
 @torch.no_grad()
