@@ -123,7 +123,8 @@ def test_the_slope_rises_over_the_stage_or_within_every_epoch(tiny: Any, anneal:
     for task in stream:
         trainer.at = At(task=task.index)
         trainer.learn(task)
-    once = [0.01 + 99.99 * i / 6 for i in range(6)] if anneal == "stage" else [0.01 + 99.99 * i / 3 for i in range(3)] * 2
+    n, times = (6, 1) if anneal == "stage" else (3, 2)
+    once = [0.01 + 99.99 * i / n for i in range(n)] * times
     assert [task for task, _ in passed] == [0] * 6 + [1] * 6
     assert [scale for _, scale in passed] == pytest.approx(once * 2)
 

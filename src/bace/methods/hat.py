@@ -27,8 +27,8 @@ class HAT(Method):
         smax: the gates' steepest slope in training; it rises from 1 / smax to it.
         anneal: the slope rises once over the `stage`, or, as in the original, within every `epoch`, which leaves none
             but the first step of an epoch of few steps to learn gates that are far from binary.
-        gate_steps: gates move as far as they would in at least so many steps: each of their steps is enlarged by what is
-            missing. Default: those of Kim et al. on a task of CIFAR-10 (20 epochs of 157). 0: as the optimiser says.
+        gate_steps: gates move as far as they would in at least so many steps: each of their steps is enlarged by what
+            is missing. Default: those of Kim et al. on a task of CIFAR-10 (20 epochs of 157). 0: as the optimiser says.
         lamb: weight of the sparsity of the gates; 0 leaves it out.
         scores: what is compared between tasks: raw `logits`, each head's `softmax`, or the soft-max of the head with
             the least `entropy` before all others.
@@ -64,7 +64,8 @@ class HAT(Method):
         super().__init__()
         if smax < 1 or min(lamb, gate_steps) < 0:
             raise ConfigError(
-                f"{self.title}: smax ({smax}) must be at least 1, lamb ({lamb}) and gate_steps ({gate_steps}) at least 0"
+                f"{self.title}: smax ({smax}) must be at least 1, lamb ({lamb}) and gate_steps ({gate_steps}) "
+                "at least 0"
             )
         if latent < 1 or (lr is not None and lr <= 0):
             raise ConfigError(f"{self.title}: latent ({latent}) must be at least 1 and lr ({lr}) above 0")
