@@ -255,7 +255,7 @@ def test_under_a_prompt_mask_each_task_trains_its_own_prompts_from_copies_of_the
 
 
 def test_each_recipe_is_what_the_authors_published_and_every_value_of_it_can_be_replaced() -> None:
-    """configs/five_datasets_l2p.py and configs/cifar100_l2p.py of google-research/l2p."""
+    """configs/five_datasets_l2p and configs/cifar100_l2p of google-research/l2p."""
 
     def values(**options: Any) -> tuple[Any, ...]:
         method = L2P(**options)
