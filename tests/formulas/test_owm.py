@@ -1,6 +1,7 @@
 """OWM's projectors against the closed-form inverse in numpy, its updates against the inputs they must leave alone
 (for any optimiser), and its limit of no projection against plain fine-tuning, bit for bit."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,14 @@ def test_only_the_projected_matrices_change(tiny: Any, modality: str) -> None:
     assert not len(method.model.head.biases)
 
 
+@pytest.fixture
+def single() -> Iterator[None]:
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.mark.usefixtures("single")  # the step is taken apart and put together in double: exact for single weights only
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_without_projection_it_is_fine_tuning_bit_for_bit(tiny: Any, modality: str) -> None:
     """alpha -> infinity: P = I. The reference is SEQ on the same trainable network."""
