@@ -118,10 +118,10 @@ class ReplayAndDistil(HoldOut, ER):
         both = Batch.cat(batch, replay)
         z, y = self.model(both).logits, both.targets
         with torch.no_grad():
-            wanted = (self.teacher(both).logits / 2).softmax(1)
+            wanted = self.teacher(both).logits
 
         def kd(z: Tensor, wanted: Tensor) -> Tensor:
-            return -(wanted * (z[:, :old] / 2).log_softmax(1)).sum(1).mean()
+            return -((wanted / 2).softmax(1) * (z[:, :old] / 2).log_softmax(1)).sum(1).mean()
 
         return {
             "new": (1 - share) * F.cross_entropy(z[:n], y[:n]),

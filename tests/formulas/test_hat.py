@@ -60,7 +60,7 @@ def test_a_gated_adapter_computes_its_formula() -> None:
     hidden = down @ u + 1  # 1.5, 1.75
     for scale, g1, g2 in ((2.0, sigmoid(2 * e1), sigmoid(2 * e2)), (None, np.array([1, 0]), np.array([0, 1]))):
         with gates.of(0, scale):
-            found = adapter(torch.tensor(u, dtype=torch.float32))
+            found = adapter(torch.tensor(u))
         np.testing.assert_allclose(array(found), u + (up @ np.maximum(hidden * g1, 0) - 2) * g2, rtol=1e-6)
 
 

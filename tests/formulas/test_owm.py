@@ -1,6 +1,7 @@
 """OWM's projectors against the recursion and the closed-form inverse in numpy, its updates against the inputs they must
 leave alone (for any optimiser), and its limit of no projection against plain fine-tuning, bit for bit."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -234,6 +235,14 @@ def test_under_the_head_the_encoder_is_a_fixed_function_without_dropout(tiny: An
     assert not any(isinstance(module, Adapter) for module in method.model.modules())
 
 
+@pytest.fixture
+def single() -> Iterator[None]:
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.mark.usefixtures("single")  # the step is taken apart and put together in double: exact for single weights only
 @pytest.mark.parametrize("trains", ["head", "adapters"])
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_without_projection_it_is_fine_tuning_bit_for_bit(
