@@ -17,7 +17,7 @@ import torch
 from bace.models.encoders import Encoder, load_encoder
 
 torch.set_num_threads(int(os.environ.get("BACE_TEST_THREADS", "1")))
-hypothesis.settings.register_profile("same examples in every run", derandomize=True)
+hypothesis.settings.register_profile("same examples in every run", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same examples in every run")
 
 ROOT = Path(__file__).parent.parent

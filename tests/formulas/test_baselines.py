@@ -164,7 +164,7 @@ def test_mtl_only_last_trains_once(tiny: Any) -> None:
 def test_er_sums_or_joins_the_means_of_new_and_replayed_rows(tiny: Any, modality: str) -> None:
     values = {}
     for reduction in ("sum", "joint"):
-        method = at_task(tiny, modality, {"name": "er", "reduction": reduction})
+        method = at_task(tiny, modality, {"name": "er", "reduction": reduction}, **{"train.replay_o": "label"})
         batch = some(method, 2)
         with recorded_passes() as passes:
             loss = method.loss(batch)
@@ -185,24 +185,20 @@ def test_er_sums_or_joins_the_means_of_new_and_replayed_rows(tiny: Any, modality
 
 
 @pytest.mark.parametrize(
-    "name", ["er", "icarl", "bic", "lucir", "podnet", "dde", "eeil", "gd", "cls-er", "hal", "foster", "memo"]
+    "name", ["er", "icarl", "bic", "lucir", "podnet", "dde", "eeil", "gd", "cls-er", "hal", "foster", "memo", "beef"]
 )
 def test_with_as_many_replayed_as_new_rows_two_means_are_twice_the_published_loss(tiny: Any, name: str) -> None:
     """All terms of it: one mean over the batch (`joint`), whose auxiliary weights are the authors'."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        method = at_task(tiny, "image", {"name": name})
-        source = torch.Generator().manual_seed(1)
-        with torch.no_grad():  # away from the teachers, so that no term is trivial
-            for p in method.model.parameters():
-                p += 0.1 * torch.randn(p.shape, generator=source)
-        loss, found = method.boost if name == "foster" else method.loss, {}
-        for reduction, rate in (("sum", 0.1), ("joint", 0.2)):  # HAL looks ahead to where a step leads
-            method.reduction, method.now.lr = reduction, rate
-            terms = loss(some(method, 4))
-            found[reduction] = torch.stack(list(terms.values())).sum().item()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    method = at_task(tiny, "image", {"name": name})
+    source = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # away from the teachers, so that no term is trivial
+        for p in method.model.parameters():
+            p += 0.1 * torch.randn(p.shape, generator=source)
+    loss, found = method.boost if name == "foster" else method.loss, {}
+    for reduction, rate in (("sum", 0.1), ("joint", 0.2)):  # HAL looks ahead to where a step leads
+        method.reduction, method.now.lr = reduction, rate
+        terms = loss(some(method, 4))
+        found[reduction] = torch.stack(list(terms.values())).sum().item()
     assert found["sum"] == pytest.approx(2 * found["joint"], rel=1e-9)
 
 

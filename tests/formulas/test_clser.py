@@ -63,7 +63,7 @@ def watched_run(tiny: Any, **changes: Any) -> tuple[Any, list[dict[str, Tensor]]
 
 @pytest.mark.parametrize("modality", ["image", "token"])
 def test_replayed_rows_are_pulled_to_the_network_that_is_surer_of_their_class(tiny: Any, modality: str) -> None:
-    method = at_task(tiny, modality, clser(lambda_mse=0.3), **{"train.batch_size": 32})
+    method = at_task(tiny, modality, clser(lambda_mse=0.3), **{"train.batch_size": 32, "train.replay_o": "label"})
     scatter(method)
     batch = new_batch(method)
     with recorded_passes() as passes:

@@ -2,7 +2,7 @@
 and with random ones, by brute force in numpy and in double precision."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,6 @@ from bace.stream import Batch
 Rule = Callable[[Array, Array], Array]  # unit features (rows, width), the coming classes' rows -> scores
 
 SIGMA = 10.0  # of the cosine head, as it starts
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def before_the_third_task(tiny: Any, name: str) -> Any:

@@ -210,7 +210,8 @@ class BEEF(ER):
         aligned = torch.cat([u[:, :old] / self.alignment, u[:, old:]], 1)
         terms = self.cross_entropy(aligned, own, len(batch))
         if self.energy:
-            terms["energy"] = self.energy * self.open_space(self.sample(both), own)
+            means = self.count_means(len(batch), len(both))
+            terms["energy"] = means * self.energy * self.open_space(self.sample(both), own)
         return terms
 
     def open_space(self, batch: Batch, own: Tensor) -> Tensor:  # own: (rows,) the sample's own column of u

@@ -12,7 +12,7 @@ from torch import Tensor
 from bace.errors import ConfigError
 from bace.method import Card, Method, Passes, Stage
 from bace.models.heads import LinearHead
-from bace.models.model import Model
+from bace.models.model import Model, parameter_count
 from bace.models.prompts import PromptedModel, PromptPool
 from bace.randomness import generator
 from bace.stream import Batch, Task
@@ -105,6 +105,10 @@ class L2P(Method):
         if task.index and (own := self.own_prompts(task.index)) is not None:
             prompts = self.prompted.pool.prompts
             prompts[own] = prompts[own - self.top]
+
+    def needs(self, task: int) -> tuple[int, int]:
+        (kept, trained), prompts = super().needs(task), parameter_count(self.prompted.pool)
+        return kept + prompts, trained + prompts
 
     def stages(self, task: Task) -> list[Stage]:
         lr = self.lr * self.batch_size / 256
