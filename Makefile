@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test bench clean
+.PHONY: setup demo test test-cpu bench clean
 
 setup: .venv/.setup
 demo: .venv/.setup
@@ -12,6 +12,10 @@ test: .venv/.test
 	$(BIN)/ruff check src tests benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadgroup
+# What rounds (formulas, golden bands, exact resume) under every instruction set of this machine, with one thread and two:
+# TIME minutes on two cores with AVX-512.
+test-cpu: .venv/.test
+	$(BIN)/python tests/cpu.py
 bench: .venv/.test
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/bace_cost.py

@@ -5,6 +5,9 @@ Each check takes a method's name and a modality; test_methods.py runs all of the
 
 import json
 import shutil
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from bace.errors import DataError, StreamRefused
 from bace.methods import find_method
 from bace.runner import Result, assemble
 from bace.settings import config_from
+from bace.stream import Task
 from bace.trainer import Trainer
 
 
@@ -167,13 +171,17 @@ def check_learner(tiny: Any, method: str, modality: str, folder: Path) -> None:
     settings = {k: v for k, v in tiny.settings(modality).items() if not k.startswith("benchmark")}
     learner = bace.Learner(short(method), **settings)
     first, second = (training_examples(tiny, modality, classes) for classes in ((0, 1), (2, 3)))
-    learner.partial_fit(*first)
+    with data_of_calls() as data:
+        learner.partial_fit(*first)
+    assert_lets_go(learner, data)
     learner.save(folder / "learner")
     loaded = bace.Learner.load(folder / "learner")
     inputs, _ = shown_examples(tiny, modality)
     assert loaded.predict(inputs) == learner.predict(inputs)
     learner.partial_fit(*second)
-    loaded.partial_fit(*second)
+    with data_of_calls() as data:
+        loaded.partial_fit(*second)
+    assert_lets_go(loaded, data)
     assert loaded.predict(inputs) == learner.predict(inputs)
     assert len(learner.classes_) == 4
     with pytest.raises(DataError, match="learned before"):
@@ -278,6 +286,45 @@ def copying_at(points: list[tuple[str, int]], folder: Path) -> type[Trainer]:
                 shutil.copytree(folder / "copied", folder / f"{kind}-{self.met[kind]}")
 
     return CopyingTrainer
+
+
+@contextmanager
+def data_of_calls() -> Iterator[list[weakref.ref[Any]]]:
+    """Weak references to the raw examples that every `partial_fit` in here learns from, and to their tensors."""
+    found: list[weakref.ref[Any]] = []
+
+    class WatchedTrainer(Trainer):
+        def learn(self, task: Task) -> None:
+            data = self.stream.data
+            tensors = [value for value in vars(data).values() if isinstance(value, Tensor)]
+            found.extend(map(weakref.ref, [data, *tensors]))
+            super().learn(task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bace.learner.Trainer", WatchedTrainer)
+        yield found
+
+
+def assert_lets_go(learner: bace.Learner, data: list[weakref.ref[Any]]) -> None:
+    """Of a call's data nothing is left but the memory's examples (all, for a method that trains jointly), under ids
+    that lead to examples of the task that each is of."""
+    assert data
+    assert not any(reference() is not None for reference in data)
+    method = learner.method
+    assert method is not None
+    stream = method.stream
+    everything = torch.arange(len(stream.data))
+    if method.licence == "past":
+        assert torch.equal(torch.cat([task.train for task in stream]), everything)
+        return
+    assert torch.equal(torch.unique(method.remembered()), everything)
+    for memory in method.memories():
+        with pytest.raises(StreamRefused) if len(memory) else nullcontext():
+            stream.batch(memory.examples)  # not before the next call
+        with stream.licence("a test", everything):
+            for example, task in zip(memory.examples.tolist(), memory.task.tolist(), strict=True):
+                shown = set(stream.labels(torch.tensor([example]))[1].tolist())
+                assert shown - {stream.background} <= set(stream[task].classes)
 
 
 def shown_examples(tiny: Any, modality: str) -> tuple[Any, Any]:

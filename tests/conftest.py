@@ -16,7 +16,7 @@ import torch
 
 from bace.models.encoders import Encoder, load_encoder
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("BACE_TEST_THREADS", "1")))
 hypothesis.settings.register_profile("same examples in every run", derandomize=True)
 hypothesis.settings.load_profile("same examples in every run")
 
@@ -61,6 +61,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Tiny"]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bace.runner.load_encoder", load)
         yield made
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """In double precision: what a formula gives then differs from its oracle by 1e-12, on every instruction set."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def formulas_in_double(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All formula tests, and what their modules share."""
+    if request.path.parent.name == "formulas":
+        request.getfixturevalue("tiny")  # first: its weights are single, whichever module asks for them
+        torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 WORDS = [f"w{i}" for i in range(60)]

@@ -277,6 +277,7 @@ def test_tracking_of_entities_leaves_the_background_out(tiny):
 # -- the gallery
 
 
+@pytest.mark.usefixtures("double")
 def test_the_gallery_shows_the_neighbours_of_bace_s_last_table(tiny):
     """Brute force over the teacher's features of the last epoch's view, at the moment the table is made."""
     config = config_from(tiny.settings("image", method="BaCE", studies=["gallery"]))

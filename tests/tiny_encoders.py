@@ -11,8 +11,6 @@ import torch
 import transformers
 from torch import Tensor
 
-torch.set_num_threads(1)  # models this small only lose by more
-
 IMAGES = ("vit", "deit", "dinov2")
 TEXTS = ("bert", "roberta", "distilbert")
 FAMILIES = IMAGES + TEXTS

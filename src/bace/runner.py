@@ -261,7 +261,7 @@ def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
     numbers["peak_memory_mb"] = peak and round(peak / 1e6)  # of this process: since the start, or the last resume
     numbers["kept"] = [detail["kept"] for detail in results.details]  # bytes, after each task
     numbers["licences"] = stream.licences  # what was read beside the task's own examples and the memory
-    numbers["score"] = "accuracy" if stream.background is None else "macro F1"
+    numbers["score"] = "accuracy" if stream.background is None else "seqeval macro F1"
     if "evaluated" in last:
         numbers["evaluated"] = last["evaluated"]  # so many test examples of each task, not all
     if last["scorers"]:
@@ -293,6 +293,7 @@ def describe(config: Config, stream: Stream) -> dict[str, Any]:
         },
         "commit": _commit(),
         "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "tasks": [{"name": task.name, "classes": [stream.names[c] for c in task.classes]} for task in stream],
     }
 

@@ -1,7 +1,6 @@
-"""BaCE's exact speed-ups (spec/bace.md 9.3, acceptance test 6): each changes the work and not the result. In double
+"""BaCE's exact speed-ups (docs/bace.md 9): each changes the work and not the result. In double
 precision, with LayerNorm models without dropout."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from bace.trainer import Trainer
 
 CASES = ("image", "token")
 OFF = [(name,) for name in SPEEDUPS] + [SPEEDUPS]
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def without(*off: str) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 inputs, its ring and means against plain lists; with a weight of 0 it is ER with a ring buffer bit for bit."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,13 +27,6 @@ from bace.errors import ConfigError
 from bace.methods import ER, HAL
 from bace.stream import NO_IDS, Batch, Stream
 from bace.trainer import At, Trainer
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def hal(**changes: Any) -> dict[str, Any]:
@@ -77,7 +69,7 @@ def test_the_anchor_loss_is_the_squared_change_of_the_anchors_logits_over_one_st
     assert len(passes) == 3
     expected = ((z - z_ahead) ** 2).sum(1).mean()
     assert expected > 1e-3
-    assert loss["anchor"].item() == pytest.approx(2 * expected, rel=1e-8)
+    assert loss["anchor"].item() == pytest.approx(2 * 2 * expected, rel=1e-8)  # the cross-entropy is two means
     logits, targets = logits_of(method.model, both), both.targets.numpy()
     assert loss["new"].item() == pytest.approx(cross_entropy(logits[:4], targets[:4]), rel=1e-8)
     assert loss["replay"].item() == pytest.approx(cross_entropy(logits[4:], targets[4:]), rel=1e-8)
@@ -101,7 +93,7 @@ def test_its_gradient_moves_both_sides_and_holds_the_look_aheads_gradient_consta
             for p, q, d, g in zip(here.parameters(), there.parameters(), direction, step, strict=True):
                 p += s * d
                 q += s * d + g
-        return float(2 * ((logits_of(here, anchors) - logits_of(there, anchors)) ** 2).sum(1).mean())
+        return float(2 * 2 * ((logits_of(here, anchors) - logits_of(there, anchors)) ** 2).sum(1).mean())
 
     expected = (value(1e-5) - value(-1e-5)) / 2e-5
     gradient = torch.autograd.grad(method.loss(some_of_all(method))["anchor"], theta, materialize_grads=True)
@@ -402,7 +394,6 @@ class RingER(ER):
 
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_without_anchors_it_is_er_with_the_same_ring_bit_for_bit(tiny: Any, modality: str) -> None:
-    torch.set_default_dtype(torch.float32)
     methods = ({"name": "hal", "lambda_anchor": 0.0}, {"name": "test_hal.RingER"})
     one, other = (bace.run(tiny.settings(modality, method=m)) for m in methods)
     assert one.matrix == other.matrix
@@ -458,6 +449,5 @@ def test_values_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:
 
 
 def test_tokens_are_refused_with_the_reason(tiny: Any) -> None:
-    torch.set_default_dtype(torch.float32)
     with pytest.raises(ConfigError, match="an anchor is one input of one class"):
         bace.run(tiny.settings("token", method="hal"))

@@ -1,7 +1,6 @@
 """Loss, exemplars and class means against numpy written from the authors' formulas, in double precision; the decision
 also by the invariances of a nearest mean."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,6 @@ from bace.runner import assemble
 from bace.settings import config_from
 from bace.stream import Batch
 from bace.trainer import At, Trainer
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def sigmoid(z: Array) -> Array:
@@ -218,7 +210,6 @@ def test_pictures_that_training_does_not_mirror_are_not_mirrored_for_the_means(
 
 
 def test_the_linear_scorer_is_the_head_and_is_measured_beside_the_nearest_mean(tiny: Any) -> None:
-    torch.set_default_dtype(torch.float32)
     result = bace.run(tiny.settings("image", method="icarl"))
     method: Any = result.method
     tests = [task.test for task in method.stream]

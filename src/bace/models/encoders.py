@@ -373,7 +373,7 @@ FAMILIES: dict[str, type[ImageEncoder] | type[TextEncoder]] = {  # by the `model
 
 
 def load_encoder(name: str, *, image_size: int | None = None) -> Encoder:
-    """A pre-trained encoder, in float32 and eval mode.
+    """A pre-trained encoder, in torch's default dtype (float32 unless set otherwise) and eval mode.
 
     Args:
         name: a name of `bace list backbones`, a hub id, a folder in the layout of transformers or of timm's hub sets,
@@ -470,8 +470,9 @@ def _load_file(path: Path, name: str) -> _Loaded:
     )
     with torch.device("meta"):  # shapes only: no time and no random numbers spent on values that are replaced
         model: nn.Module = ViTModel(config, add_pooling_layer=False)
+    tensors = {key: tensor.to(torch.get_default_dtype()).contiguous() for key, tensor in tensors.items()}
     try:
-        model.load_state_dict({key: tensor.float().contiguous() for key, tensor in tensors.items()}, assign=True)
+        model.load_state_dict(tensors, assign=True)
     except RuntimeError as error:  # torch lists the tensors
         raise DataError(f"{path} is not a plain ViT with a square grid of positions: {error}") from error
     preprocessing = weights.preprocessing
@@ -498,7 +499,7 @@ def _load_folder(folder: Path) -> _Loaded:
         try:
             model, info = getattr(transformers, family.transformers_class).from_pretrained(
                 folder,
-                dtype=torch.float32,
+                dtype=torch.get_default_dtype(),
                 attn_implementation="sdpa",
                 use_safetensors=True,
                 local_files_only=True,

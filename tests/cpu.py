@@ -1,0 +1,59 @@
+"""`make test-cpu`: what depends on how a CPU rounds, under every instruction set of this machine, with 1 and 2 threads.
+
+    python tests/cpu.py [formulas] [golden] [conformance] [--only NAME]
+
+With one thread MKL and oneDNN are brought down to the instruction set too; with two, torch's own kernels alone. What
+ran is printed as a table, with the output of what failed; the exit code is 1 if anything did.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from golden.record import INSTRUCTION_SETS, instruction_sets
+
+TESTS = Path(__file__).parent
+PARTS = {
+    "formulas": [TESTS / "formulas"],
+    "golden": [TESTS / "test_golden.py"],
+    # of each method on one modality: killed at every kind of resume point it ends in the same bits
+    "conformance": [TESTS / "test_methods.py", "-k", "check_resume_equals_the_straight_run and (image or IDBR or NER)"],
+}
+
+
+def environment(instructions: str, threads: int) -> dict[str, str]:
+    lowered = INSTRUCTION_SETS.get(instructions, {})
+    if threads > 1:
+        lowered = {name: value for name, value in lowered.items() if name == "ATEN_CPU_CAPABILITY"}
+    return {"OMP_NUM_THREADS": str(threads), "BACE_TEST_THREADS": str(threads), **lowered}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="*", default=list(PARTS), choices=PARTS, metavar="part", help=", ".join(PARTS))
+    parser.add_argument("--only", choices=INSTRUCTION_SETS, help="this instruction set, with one thread")
+    given = parser.parse_args()
+    cases = [(given.only, 1)] if given.only else [(name, n) for n in (1, 2) for name in instruction_sets()]
+    print(f"{'instructions':14}{'threads':9}{'part':13}{'minutes':9}result", flush=True)
+    failures = 0
+    for instructions, threads in cases:
+        changes = environment(instructions, threads)
+        workers = max(1, (os.cpu_count() or 1) // threads)
+        for part in given.part:
+            command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), *PARTS[part]]
+            began = time.monotonic()
+            done = subprocess.run(command, env={**os.environ, **changes}, capture_output=True, text=True)
+            summary = done.stdout.strip().splitlines()[-1:] or done.stderr.splitlines()[-1:]
+            minutes = (time.monotonic() - began) / 60
+            print(f"{instructions:14}{threads:<9}{part:13}{minutes:<9.1f}{summary[0]}", flush=True)
+            if done.returncode:
+                failures += 1
+                print(" ".join(f"{name}={value}" for name, value in changes.items()), done.stdout, sep="\n")
+    return min(failures, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
