@@ -26,15 +26,17 @@ from bace.settings import config_from
 from bace.stream import Task
 from bace.trainer import Trainer
 
+LOOPS = ("anchor_steps", "energy_steps", "fuse_steps", "memory_steps", "passes", "steps")  # of methods, beside epochs
+
 
 def short(method: str | dict[str, Any], epochs: int = 2, most: int = 2) -> dict[str, Any]:
     """The method, by its name or with hyper-parameters, with this many epochs in all stages that have epochs of their
-    own, and at most so many of its own steps and passes."""
+    own, and at most so many rounds of its own loops."""
     chosen = {"name": method} if isinstance(method, str) else method
     parameters = find_method(chosen["name"]).hyper_parameters()
     stages = {name: epochs for name in parameters if name.endswith("_epochs")}
-    rest = {name: min(most, p.default) for name, p in parameters.items() if name.endswith(("steps", "passes"))}
-    return {**stages, **rest, **chosen}
+    loops = {name: min(most, parameters[name].default) for name in LOOPS if name in parameters}
+    return {**stages, **loops, **chosen}
 
 
 def straight_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path, **changes: object) -> Result:
