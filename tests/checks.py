@@ -26,15 +26,17 @@ from bace.settings import config_from
 from bace.stream import Task
 from bace.trainer import Trainer
 
+LOOPS = ("anchor_steps", "energy_steps", "fuse_steps", "memory_steps", "passes", "steps")  # of methods, beside epochs
 
-def short(method: str | dict[str, Any], count: int = 2) -> dict[str, Any]:
+
+def short(method: str | dict[str, Any], epochs: int = 2, most: int = 2) -> dict[str, Any]:
     """The method, by its name or with hyper-parameters, with this many epochs in all stages that have epochs of their
-    own, and no more than this many of its own steps and passes."""
+    own, and at most so many rounds of its own loops."""
     chosen = {"name": method} if isinstance(method, str) else method
     parameters = find_method(chosen["name"]).hyper_parameters()
-    epochs = {name: count for name in parameters if name.endswith("_epochs")}
-    rest = {name: min(count, p.default) for name, p in parameters.items() if name.endswith(("steps", "passes"))}
-    return {**epochs, **rest, **chosen}
+    stages = {name: epochs for name in parameters if name.endswith("_epochs")}
+    loops = {name: min(most, parameters[name].default) for name in LOOPS if name in parameters}
+    return {**stages, **loops, **chosen}
 
 
 def straight_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path, **changes: object) -> Result:
@@ -77,7 +79,7 @@ def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -
         settings |= {"train.epochs": 60, "train.lr": 0.003, "train.optimiser": "adamw"}
     elif modality != "image":  # what texts and tokens are trained with: SGD learns them slowly
         settings |= {"train.optimiser": "adamw", "train.lr": 0.003 if modality == "text" else 0.01}
-    config = config_from(tiny.settings(modality, method=short(method, 20), **settings))
+    config = config_from(tiny.settings(modality, method=short(method, 20, 32), **settings))
     learned, stream = assemble(config)
     trainer = Trainer(learned, stream, config)
     trainer.learn(stream[0])
