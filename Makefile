@@ -11,7 +11,7 @@ demo: .venv/.setup
 test: .venv/.test
 	$(BIN)/ruff check src tests benchmarks scripts
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 # What rounds (formulas, golden bands, exact resume) under every instruction set of this machine, with one thread and two:
 # TIME minutes on two cores with AVX-512.
 test-cpu: .venv/.test

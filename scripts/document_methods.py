@@ -10,13 +10,18 @@ from bace.method import Method
 from bace.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
-COLUMNS = ("method", "paper", "mechanism", "memory", "stages", "modalities", "cost per step", "O rows", "reading")
+COLUMNS = ("method", "paper", "mechanism", "memory", "stages", "modalities", "cost", "O rows", "reading")
 HEADER = """# Methods
 
 Made by `python scripts/document_methods.py` from the methods' cards and the docstrings of their formula tests; a test
 fails if it is not up to date. `bace list methods --json` gives the hyper-parameters.
 
-Cost: b new and m replayed examples a step, F a forward pass, B a backward pass (about 2F). *Reading* is what was
+*Cost* is that of a task after the first, with default settings. Passes through the encoder, where forward counts 1 and
+there and back 3: for each new and each replayed example in every epoch; once for each example of the task and of the
+memory. Networks of the encoder's size, if more than one is kept. `tests/test_cost.py` compares both with small runs.
+
+*Memory*: of methods with a setting `mode`, how their authors replay: a separate batch from memory at each step
+(`batch`, the default of all but IL2M), or the memory shuffled into the task's data (`concat`). *Reading* is what was
 decided where the originals disagree or are silent. *O rows*: what is done with words labelled O (entities), which may
 be entities of other tasks, or why a method refuses tokens.
 """
@@ -34,13 +39,25 @@ def described(method: type[Method]) -> list[str]:
         f"**{method.title}**",
         method.paper,
         card.mechanism,
-        "yes" if method.uses_memory else "no",
+        ("yes" if method.uses_memory else "no") + (f"; the authors: `mode={card.replay}`" if card.replay else ""),
         ", ".join(card.stages),
         ", ".join(sorted(method.modalities)),
-        card.cost,
+        cost(method(), card.besides),
         card.o_rows,
         card.reading,
     ]
+
+
+def cost(method: Method, besides: str) -> str:
+    passes, networks = method.cost, method.networks + method.keeps_teacher
+    every = {"new": passes.new, "replayed": passes.replayed}
+    once = {"task": passes.task, "memory": passes.memory}
+    epochs = f" in {passes.epochs} epochs" if passes.epochs else ""
+    said = [", ".join(f"{count:g} {what}" for what, count in part.items() if count) for part in (every, once)]
+    said = [said[0] and said[0] + epochs, said[1] and f"once {said[1]}"]
+    if method.expands or networks > 1:
+        said.append("a network for each task" if method.expands else f"{networks} networks")
+    return "; ".join(filter(None, [*said, besides]))
 
 
 def verified(method: type[Method]) -> list[str]:

@@ -5,6 +5,9 @@ Each check takes a method's name and a modality; test_methods.py runs all of the
 
 import json
 import shutil
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +23,22 @@ from bace.errors import DataError, StreamRefused
 from bace.methods import find_method
 from bace.runner import Result, assemble
 from bace.settings import config_from
+from bace.stream import Task
 from bace.trainer import Trainer
 
 
-def of_epochs(method: str | dict[str, Any], epochs: int = 2) -> dict[str, Any]:
+def short(method: str | dict[str, Any], count: int = 2) -> dict[str, Any]:
     """The method, by its name or with hyper-parameters, with this many epochs in all stages that have epochs of their
-    own."""
+    own, and no more than this many of its own steps and passes."""
     chosen = {"name": method} if isinstance(method, str) else method
     parameters = find_method(chosen["name"]).hyper_parameters()
-    return {**{name: epochs for name in parameters if name.endswith("_epochs")}, **chosen}
+    epochs = {name: count for name in parameters if name.endswith("_epochs")}
+    rest = {name: min(count, p.default) for name, p in parameters.items() if name.endswith(("steps", "passes"))}
+    return {**epochs, **rest, **chosen}
 
 
 def straight_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path, **changes: object) -> Result:
-    return bace.run(tiny.settings(modality, **{"method": of_epochs(method), **changes}), out=folder)
+    return bace.run(tiny.settings(modality, **{"method": short(method), **changes}), out=folder)
 
 
 def final_state(folder: Path) -> tuple[dict[str, Tensor], Any]:
@@ -65,14 +71,19 @@ def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -
     # clean views, and room for the whole task in memory: GDumb learns from that alone
     settings = {"benchmark.tasks": [2, 1], "train.epochs": 20, "train.batch_size": 4, "memory": 60}
     settings["benchmark.augment"] = False
-    learned, _ = assemble(config_from(tiny.settings(modality, method=of_epochs(method))))
+    learned, _ = assemble(config_from(tiny.settings(modality, method=short(method))))
     if not any(p.requires_grad for p in learned.model.encoder.embeddings.parameters()):
         # a method that freezes the backbone, which is random here and gives poor features: longer
         settings |= {"train.epochs": 60, "train.lr": 0.003, "train.optimiser": "adamw"}
     elif modality != "image":  # what texts and tokens are trained with: SGD learns them slowly
         settings |= {"train.optimiser": "adamw", "train.lr": 0.003 if modality == "text" else 0.01}
-    result = bace.run(tiny.settings(modality, method=of_epochs(method, 20), **settings))
-    assert result.matrix[0][0] >= (60 if modality == "token" else 80)  # entity-level F1 is the harder score
+    config = config_from(tiny.settings(modality, method=short(method, 20), **settings))
+    learned, stream = assemble(config)
+    trainer = Trainer(learned, stream, config)
+    trainer.learn(stream[0])
+    trainer.evaluate(stream[0])
+    [[score]] = trainer.results.matrix
+    assert score >= (60 if modality == "token" else 80)  # entity-level F1 is the harder score
 
 
 def check_two_runs_are_equal(tiny: Any, method: str, modality: str, folder: Path) -> None:
@@ -81,7 +92,7 @@ def check_two_runs_are_equal(tiny: Any, method: str, modality: str, folder: Path
 
 
 def check_seed_matters(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    straight_run(tiny, method, modality, folder / "seed", seed=1)
+    peeking_run(tiny, method, modality, folder)
     one, other = (final_state(folder / name)[0] for name in ("straight", "seed"))
     assert one.keys() != other.keys() or any(not torch.equal(value, other[name]) for name, value in one.items())
 
@@ -130,7 +141,7 @@ def check_what_is_kept_was_announced(tiny: Any, method: str, modality: str, fold
 
 def check_frozen_blocks_stay_frozen(tiny: Any, method: str, modality: str, folder: Path) -> None:
     cached = {} if modality == "image" else {"backbone.cache": 10}  # nothing may depend on whether they are computed
-    config = config_from(tiny.settings(modality, method=of_epochs(method), **{"backbone.freeze": 1, **cached}))
+    config = config_from(tiny.settings(modality, method=short(method), **{"backbone.freeze": 1, **cached}))
     learned, stream = assemble(config)
     before = {k: v.clone() for k, v in learned.state_dict().items() if isinstance(v, Tensor)}
     frozen = {f"model.{name}" for name, p in learned.model.named_parameters() if not p.requires_grad}
@@ -148,44 +159,29 @@ def check_nothing_is_pickled(tiny: Any, method: str, modality: str, folder: Path
 
 
 def check_peeking_is_refused(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    """While a task is learned, its own test examples and later tasks' are closed to the method."""
-    config = config_from(tiny.settings(modality, method=of_epochs(method)))
-    learned, stream = assemble(config)
-    found: dict[int, Tensor] = {}  # the memory as each task found it; a task may already change it
-    original = learned.before_epoch
-
-    def peeking(stage: Any) -> None:
-        original(stage)
-        task = stream[learned.now.task]
-        future = [later.train for later in stream[learned.now.task + 1 :]]
-        for ids in [task.test, *future]:
-            with pytest.raises(StreamRefused, match="refuses example"):
-                stream.batch(ids[:1])
-            with pytest.raises(StreamRefused):
-                stream.labels(ids[:1])
-        if learned.licence == "task" and learned.now.task:
-            memory = found.setdefault(learned.now.task, learned.remembered())
-            gone = stream[0].train[~torch.isin(stream[0].train, memory)]
-            with pytest.raises(StreamRefused):
-                stream.batch(gone[:1])
-
-    learned.before_epoch = peeking  # type: ignore[method-assign]
-    Trainer(learned, stream, config).run()
-    assert found or learned.licence == "past"
+    """While a task is learned, its own test examples and later tasks' are closed to the method, and what earlier tasks
+    have not left in memory."""
+    peeking_run(tiny, method, modality, folder)
+    peeked = json.loads((folder / "peeked.json").read_text())
+    assert peeked == ([] if find_method(method).licence == "past" else [1, 2])
 
 
 def check_learner(tiny: Any, method: str, modality: str, folder: Path) -> None:
     """Taught call by call with the old data gone; saved and loaded it predicts and learns on as before."""
     settings = {k: v for k, v in tiny.settings(modality).items() if not k.startswith("benchmark")}
-    learner = bace.Learner(method, **settings)
+    learner = bace.Learner(short(method), **settings)
     first, second = (training_examples(tiny, modality, classes) for classes in ((0, 1), (2, 3)))
-    learner.partial_fit(*first)
+    with data_of_calls() as data:
+        learner.partial_fit(*first)
+    assert_lets_go(learner, data)
     learner.save(folder / "learner")
     loaded = bace.Learner.load(folder / "learner")
     inputs, _ = shown_examples(tiny, modality)
     assert loaded.predict(inputs) == learner.predict(inputs)
     learner.partial_fit(*second)
-    loaded.partial_fit(*second)
+    with data_of_calls() as data:
+        loaded.partial_fit(*second)
+    assert_lets_go(loaded, data)
     assert loaded.predict(inputs) == learner.predict(inputs)
     assert len(learner.classes_) == 4
     with pytest.raises(DataError, match="learned before"):
@@ -226,12 +222,39 @@ def counted_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: 
         patch.setattr("bace.runner.Trainer", CountingTrainer)
         straight_run(tiny, method, modality, folder / "straight")
     late = {steps[2 * len(steps) // 3] for steps in steps_of.values()}
-    if modality == min(find_method(of_epochs(method)["name"]).modalities):
+    if modality == min(find_method(short(method)["name"]).modalities):
         # steps early, and late in every stage; the others in the last tasks
         points = {kind: {"step": {2, *late}, "task": {n - 1}}.get(kind, {n - 1, n}) - {0} for kind, n in met.items()}
     else:  # on further modalities, for the suite to stay within minutes: late in every stage, and in the last task
         points = {kind: late if kind == "step" else {n} if kind == "finish" else set() for kind, n in met.items()}
     (folder / "points.json").write_text(json.dumps({kind: sorted(chosen) for kind, chosen in points.items()}))
+
+
+def peeking_run(tiny: Any, method: str, modality: str, folder: Path) -> None:
+    """Run with another seed, in `folder / "seed"`, and try before each epoch to read what is closed; once for all
+    checks. The later tasks in which memory alone was open are noted beside it."""
+    found: dict[int, Tensor] = {}  # the memory as each task found it; a task may already change it
+
+    class PeekingTrainer(Trainer):
+        def note(self) -> None:
+            super().note()
+            stream, now = self.stream, self.method.now
+            for ids in [stream[now.task].test, *(later.train for later in stream[now.task + 1 :])]:
+                with pytest.raises(StreamRefused, match="refuses example"):
+                    stream.batch(ids[:1])
+                with pytest.raises(StreamRefused):
+                    stream.labels(ids[:1])
+            if self.method.licence == "task" and now.task:
+                memory = found.setdefault(now.task, self.method.remembered())
+                gone = stream[0].train[~torch.isin(stream[0].train, memory)]
+                with pytest.raises(StreamRefused):
+                    stream.batch(gone[:1])
+
+    if not (folder / "seed").exists():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("bace.runner.Trainer", PeekingTrainer)
+            straight_run(tiny, method, modality, folder / "seed", seed=1)
+        (folder / "peeked.json").write_text(json.dumps(sorted(found)))
 
 
 def copied_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path) -> list[Path]:
@@ -263,6 +286,45 @@ def copying_at(points: list[tuple[str, int]], folder: Path) -> type[Trainer]:
                 shutil.copytree(folder / "copied", folder / f"{kind}-{self.met[kind]}")
 
     return CopyingTrainer
+
+
+@contextmanager
+def data_of_calls() -> Iterator[list[weakref.ref[Any]]]:
+    """Weak references to the raw examples that every `partial_fit` in here learns from, and to their tensors."""
+    found: list[weakref.ref[Any]] = []
+
+    class WatchedTrainer(Trainer):
+        def learn(self, task: Task) -> None:
+            data = self.stream.data
+            tensors = [value for value in vars(data).values() if isinstance(value, Tensor)]
+            found.extend(map(weakref.ref, [data, *tensors]))
+            super().learn(task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bace.learner.Trainer", WatchedTrainer)
+        yield found
+
+
+def assert_lets_go(learner: bace.Learner, data: list[weakref.ref[Any]]) -> None:
+    """Of a call's data nothing is left but the memory's examples (all, for a method that trains jointly), under ids
+    that lead to examples of the task that each is of."""
+    assert data
+    assert not any(reference() is not None for reference in data)
+    method = learner.method
+    assert method is not None
+    stream = method.stream
+    everything = torch.arange(len(stream.data))
+    if method.licence == "past":
+        assert torch.equal(torch.cat([task.train for task in stream]), everything)
+        return
+    assert torch.equal(torch.unique(method.remembered()), everything)
+    for memory in method.memories():
+        with pytest.raises(StreamRefused) if len(memory) else nullcontext():
+            stream.batch(memory.examples)  # not before the next call
+        with stream.licence("a test", everything):
+            for example, task in zip(memory.examples.tolist(), memory.task.tolist(), strict=True):
+                shown = set(stream.labels(torch.tensor([example]))[1].tolist())
+                assert shown - {stream.background} <= set(stream[task].classes)
 
 
 def shown_examples(tiny: Any, modality: str) -> tuple[Any, Any]:

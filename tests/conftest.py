@@ -1,14 +1,20 @@
 """Tiny backbones and data sets, made once, and where the real ones are."""
 
+import copy
+import functools
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of numpy, and of processes that tests start: they share the cores
 
 import hypothesis
 import pytest
 import torch
+
+from bace.models.encoders import Encoder, load_encoder
 
 torch.set_num_threads(int(os.environ.get("BACE_TEST_THREADS", "1")))
 hypothesis.settings.register_profile("same examples in every run", derandomize=True)
@@ -34,9 +40,27 @@ def real_models() -> Path:
     return path or pytest.skip("the pre-trained models are not here: set BACE_MODELS")
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay to the end: the collector need not look at them again and again
+
+
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> "Tiny":
-    return Tiny(tmp_path_factory.mktemp("tiny"))
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Tiny"]:
+    """Its backbones are read from their files once, and every run in this process gets a copy."""
+    made = Tiny(tmp_path_factory.mktemp("tiny"))
+
+    @functools.cache
+    def read(name: str, image_size: int | None, dtype: torch.dtype) -> Encoder:
+        return load_encoder(name, image_size=image_size)
+
+    def load(name: str, *, image_size: int | None = None) -> Encoder:
+        if not Path(name).is_relative_to(made.folder):
+            return load_encoder(name, image_size=image_size)
+        return copy.deepcopy(read(name, image_size, torch.get_default_dtype()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bace.runner.load_encoder", load)
+        yield made
 
 
 @pytest.fixture

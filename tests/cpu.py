@@ -45,7 +45,7 @@ def main() -> int:
         changes = environment(instructions, threads)
         workers = given.workers or max(1, (os.cpu_count() or 1) // threads)
         for part in given.part:
-            command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), *PARTS[part]]
+            command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadgroup", *PARTS[part]]
             began = time.monotonic()
             done = subprocess.run(command, env={**os.environ, **changes}, capture_output=True, text=True)
             summary = done.stdout.strip().splitlines()[-1:] or done.stderr.splitlines()[-1:]

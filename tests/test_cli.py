@@ -176,9 +176,10 @@ def test_a_run_folder_holds_what_it_should(runs: dict[str, Path], tiny: Any) -> 
         assert all(0 <= score <= 100 for row in matrix for score in row)
 
         metrics = json.loads((folder / "metrics.json").read_text())
-        assert {"A_last", "A_avg", "FGT", "FWT", "seconds"} <= metrics.keys()
+        assert {"A_last", "A_avg", "A_new", "FGT", "FWT", "seconds"} <= metrics.keys()
         assert metrics["A_last"] == pytest.approx(sum(matrix[2]) / 3)
         assert metrics["A_avg"] == pytest.approx(sum(sum(row) / len(row) for row in matrix) / 3)
+        assert metrics["A_new"] == pytest.approx((matrix[1][1] + matrix[2][2]) / 2)
         best = [max(matrix[0][0], matrix[1][0]), matrix[1][1]]
         assert metrics["FGT"] == pytest.approx((best[0] - matrix[2][0] + best[1] - matrix[2][1]) / 2)
         assert metrics["seconds"] > 0
@@ -200,26 +201,28 @@ def test_checkpoint_interval_and_number_kept_are_settings(tiny: Any, tmp_path: P
 def test_run_prints_its_numbers_and_its_folder(tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = say(capsys, "run", *flags(tiny, "image", method="seq"), "--out", str(tmp_path / "x"))
     metrics = json.loads((tmp_path / "x" / "metrics.json").read_text())
-    for key in ("A_last", "A_avg", "FGT", "FWT", "seconds"):
+    for key in ("A_last", "A_avg", "A_new", "FGT", "FWT", "seconds"):
         assert f"{key} {metrics[key]:.2f}" in out
     assert f"run folder: {tmp_path / 'x'}" in out
 
 
-def test_the_numbers_of_entities_are_of_macro_f1_with_micro_logged_and_no_row_accuracy(
+def test_the_numbers_of_entities_are_of_seqevals_macro_f1_with_the_others_beside_it_and_no_row_accuracy(
     runs: dict[str, Path], tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = say(capsys, "run", *flags(tiny, "token", method="seq"), "--out", str(tmp_path / "x"))
-    assert "(of macro F1)" in out
+    assert "(of seqeval macro F1)" in out
     metrics = json.loads((tmp_path / "x" / "metrics.json").read_text())
-    assert metrics["score"] == "macro F1"
+    assert metrics["score"] == "seqeval macro F1"
+    assert metrics["A_last"] == pytest.approx(sum(scores["macro_f1"] for scores in metrics["entities"]) / 3)
     assert not {"sample_accuracy", "per_class", "confusion"} & metrics.keys()
     log = [json.loads(line) for line in (tmp_path / "x" / "log.jsonl").read_text().splitlines()]
     tasks = [event for event in log if event["event"] == "task"]
-    assert [len(event["micro_f1"]) for event in tasks] == [1, 2, 3]
-    assert tasks[-1]["micro_f1"] == [scores["micro_f1"] for scores in metrics["entities"]]
+    for name in ("macro_f1_own", "micro_f1"):
+        assert [len(event[name]) for event in tasks] == [1, 2, 3]
+        assert tasks[-1][name] == [scores[name] for scores in metrics["entities"]]
     page = tmp_path / "page.html"
     say(capsys, "report", str(tmp_path / "x"), "--out", str(page))
-    assert "Macro F1 over tasks" in page.read_text()
+    assert "Seqeval macro F1 over tasks" in page.read_text()
     say(capsys, "report", str(runs["text"]), "--out", str(page))
     assert "Accuracy over tasks" in page.read_text()
 

@@ -4,9 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from test_sources import class_label, parquet
 
-from bace.data.benchmarks import Cut, find_benchmark
-from bace.data.corpora import CIFAR100, ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate
+from bace.data.benchmarks import Cut, Part, find_benchmark
+from bace.data.checking import count_folder
+from bace.data.corpora import CIFAR100, DBPEDIA, ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate
 from bace.errors import ConfigError, DataError
 
 
@@ -84,6 +86,45 @@ def test_the_papers_topics_are_22_classes_in_five_tasks() -> None:
     kept = {name for share in TOPICS for name in share.classes}
     assert len(kept) == 22
     assert not kept & {"Company", "EducationalInstitution", "Sports & Recreation", "Entertainment & Music"}
+
+
+def write_topics(folder: Path, *, titles: bool) -> None:
+    """A text of every class of the paper's three corpora, in the columns of their copies on the hub."""
+    columns: dict[str, tuple[str, dict[str, str]]] = {
+        "ag_news": ("label", {"text": "text {}"}),
+        "dbpedia_14": ("label", {**({"title": "title {}"} if titles else {}), "content": " content {}"}),
+        "yahoo_answers_topics": (
+            "topic",
+            {"question_title": "title {}", "question_content": "more {}", "best_answer": "answer {}"},
+        ),
+    }
+    for corpus, (label, texts) in columns.items():
+        names = [name for share in TOPICS if share.corpus.folder == corpus for name in share.classes]
+        rows = {column: [text.format(i) for i in range(len(names))] for column, text in texts.items()}
+        if "question_content" in rows:
+            rows["question_content"][0] = ""  # not every question has more than a title
+        for split in ("train", "test"):
+            path = folder / corpus / f"{split}-00000-of-00001.parquet"
+            parquet(path, {label: list(range(len(names))), **rows}, {label: class_label(*names)})
+
+
+def read_topics(folder: Path) -> list[Part]:
+    return find_benchmark("topics").parts(Cut(path=str(folder), train_per_class=1, test_per_class=1))
+
+
+def test_texts_of_dbpedia_and_yahoo_are_title_and_body(tmp_path: Path) -> None:
+    write_topics(tmp_path, titles=True)
+    agnews, first, second, yahoo, _ = read_topics(tmp_path)
+    assert agnews.train.inputs[:2] == ["text 0", "text 1"]
+    assert first.train.inputs[:2] == ["title 0 content 0", "title 1 content 1"]
+    assert second.test.inputs[-1] == "title 11 content 11"
+    assert yahoo.train.inputs[:2] == ["title 0 answer 0", "title 1 more 1 answer 1"]
+
+
+def test_a_copy_of_dbpedia_without_titles_is_read_by_its_content(tmp_path: Path) -> None:
+    write_topics(tmp_path, titles=False)
+    assert read_topics(tmp_path)[1].train.inputs[:2] == [" content 0", " content 1"]
+    assert count_folder(DBPEDIA, "text", tmp_path / "dbpedia_14") == (12, 12, 12)
 
 
 def test_the_order_of_corpora_is_fixed(corpora: Path) -> None:

@@ -1,6 +1,11 @@
-"""docs/methods.md and docs/data.md say what the code says."""
+"""docs/methods.md and docs/data.md say what the code says, and what is referred to is there."""
 
+import ast
+import io
+import re
 import sys
+import tokenize
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,4 +32,37 @@ def test_every_hyper_parameter_is_explained(method: Any) -> None:
     for base in method.__mro__[1:]:
         explained += base.__doc__ or ""
     missing = [name for name in method.hyper_parameters() if f"\n        {name}:" not in explained]
+    assert not missing
+
+
+# -- references
+
+FOLDERS = ("src", "tests", "benchmarks", "scripts", "docs")
+FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".md")]
+FILES += sorted(ROOT.glob("*.md"))
+
+
+def prose(path: Path) -> str:
+    """A page; of code its docstrings and comments."""
+    text = path.read_text()
+    if path.suffix == ".md" or not re.search(r"\.(?:py|md)\b", text):
+        return text
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return "\n".join([*docstrings, *(token.string for token in tokens if token.type == tokenize.COMMENT)])
+
+
+def test_files_and_sections_that_are_referred_to_exist() -> None:
+    """Modules and pages, by their names or the ends of their paths (but not what a command writes, `> claims.md`), and
+    the numbered sections of docs/bace.md."""
+    paths = [f"/{file.relative_to(ROOT)}" for file in FILES]
+    sections = set(re.findall(r"^(?:## |- )(\d+(?:\.\d+)?) ", (ROOT / "docs" / "bace.md").read_text(), re.MULTILINE))
+    missing = []
+    for path in FILES:
+        text = prose(path)
+        named = {name.removeprefix("../") for name in re.findall(r"(?<!> )(?<![\w./-])[\w./-]*\w\.(?:py|md)\b", text)}
+        missing += [(path, name) for name in named if not any(file.endswith(f"/{name}") for file in paths)]
+        for numbers in re.findall(r"bace\.md\)?,? (?:section )?(\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*)", text):
+            missing += [(path, f"docs/bace.md {number}") for number in set(numbers.split(", ")) - sections]
     assert not missing

@@ -38,7 +38,7 @@ def oracle(pixels: Tensor, example: int, key: int, *, padding: int, window: int 
     height, width = (window, window) if window else picture.shape[1:]
     if window is None:
         picture = np.pad(picture, ((0, 0), (padding, padding), (padding, padding)))
-    down, right, mirror = (float(uniform(key, torch.tensor([example]), lane)) for lane in range(3))
+    down, right, mirror = uniform(key, torch.tensor([example]), 3)[:, 0].tolist()
     top = int(down * (picture.shape[1] - height + 1))
     left = int(right * (picture.shape[2] - width + 1))
     picture = picture[:, top : top + height, left : left + width]

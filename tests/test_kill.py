@@ -1,12 +1,14 @@
 """kill -9, for real: a run killed at three random moments and continued ends, byte for byte, as one left alone."""
 
+import contextlib
 import json
+import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +16,27 @@ import pytest
 
 import bace
 from bace import checkpoint
+from bace.cli import main
 
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(Path(bace.__file__).parents[1]),
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-}
 PATIENCE = 90  # seconds in which a child must show that it lives
+PROCESSES = multiprocessing.get_context("forkserver")  # what takes a process long to import is imported once for all
+PROCESSES.set_forkserver_preload(["bace.runner", "transformers.models.vit.modeling_vit"])
 
 
-def start(*words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "bace.cli", "run", *words]
-    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def start(*words: str) -> BaseProcess:
+    child = PROCESSES.Process(target=run_quietly, args=(words,))
+    child.start()
+    return child
 
 
-def finish(child: subprocess.Popen[bytes]) -> None:
-    _, errors = child.communicate(timeout=PATIENCE)
-    assert child.returncode == 0, errors.decode()
+def run_quietly(words: tuple[str, ...]) -> None:
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        sys.exit(main(["run", *words]))
+
+
+def finish(child: BaseProcess) -> None:
+    child.join(PATIENCE)
+    assert child.exitcode == 0
 
 
 def settings_for(tiny: Any, method: str) -> dict[str, object]:
@@ -49,20 +54,18 @@ def newest(folder: Path) -> int:
     return max((int(p.name) for p in found.iterdir() if p.name.isdigit()), default=0) if found.exists() else 0
 
 
-def kill_after(child: subprocess.Popen[bytes], folder: Path, checkpoints: int, delay: float) -> None:
+def kill_after(child: BaseProcess, folder: Path, checkpoints: int, delay: float) -> None:
     """kill -9 once so many more checkpoints have been written, and a moment later: anywhere between two of them, or in
     the middle of writing one."""
     goal = newest(folder) + checkpoints
     end = time.monotonic() + PATIENCE
     while newest(folder) < goal:
-        assert child.poll() is None, "the run ended before it could be killed"
+        assert child.is_alive(), "the run ended before it could be killed"
         assert time.monotonic() < end
         time.sleep(0.01)
     time.sleep(delay)
     child.kill()  # SIGKILL
-    child.wait()
-    assert child.stderr is not None
-    child.stderr.close()
+    child.join()
 
 
 def files(folder: Path) -> dict[str, Any]:
@@ -108,13 +111,11 @@ def test_a_run_killed_before_it_began_can_be_started_again_in_its_folder(tiny, t
     child = start(*flags(settings_for(tiny, "ER")), "--out", str(tmp_path / "run"))
     end = time.monotonic() + PATIENCE
     while not (tmp_path / "run" / ".lock").exists():
-        assert child.poll() is None
+        assert child.is_alive()
         assert time.monotonic() < end
         time.sleep(0.001)
     child.kill()
-    child.wait()
-    assert child.stderr is not None
-    child.stderr.close()
+    child.join()
     if (tmp_path / "run" / "run.json").exists():
         pytest.skip("the run began before it could be killed")
     result = bace.run(tiny.settings("image", method="SEQ", **{"train.epochs": 1}), out=tmp_path / "run")

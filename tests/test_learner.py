@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checks import shown_examples, training_examples
+from checks import short, shown_examples, training_examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -92,7 +92,7 @@ def test_files_may_be_deleted_after_each_call_and_the_learner_moved_to_another_p
     """Pictures on disk are unlinked after each call; another process goes on with what was saved."""
     for name in ("ant", "bee", "cat"):
         shutil.copytree(tiny.folder / "pictures" / "train" / name, tmp_path / name)
-    own, keeper = learner(tiny, method=method), learner(tiny, method=method)
+    own, keeper = learner(tiny, method=short(method)), learner(tiny, method=short(method))
     first = sorted([*(tmp_path / "ant").iterdir(), *(tmp_path / "bee").iterdir()])
     for one in (own, keeper):
         one.partial_fit(first, [file.parent.name for file in first])

@@ -29,7 +29,7 @@ def groups_of(memory: Memory) -> dict[int, list[int]]:
     return {g: memory.examples[memory.group == g].tolist() for g in sorted(set(memory.group.tolist()))}
 
 
-# -- budgets (bace.md 1.8)
+# -- budgets (docs/bace.md 1.8)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_contradictory_budget_is_refused(budget):
         Memory(**budget)
 
 
-# -- herding (methods.md section 3)
+# -- herding
 
 
 def greedy_herding(features: np.ndarray, count: int) -> list[int]:

@@ -8,7 +8,11 @@ from checks import CHECKS, counted_run
 
 from bace.methods import METHODS
 
-CASES = [(method.title, modality) for method in METHODS for modality in sorted(method.modalities)]
+CASES = [
+    pytest.param(method.title, modality, marks=pytest.mark.xdist_group(f"{method.title} {modality}"))  # in one process
+    for method in METHODS
+    for modality in sorted(method.modalities)
+]
 
 
 @pytest.fixture(scope="module")

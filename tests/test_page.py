@@ -173,6 +173,7 @@ def test_published_numbers_stand_beside_ours_with_the_difference(tmp_path: Path)
         "published",
         "A_avg",
     ]
+    assert re.findall(r"<button type=\"button\">([\w]+)<", table)[5:] == ["A_new", "FGT", "FWT", "seconds"]
     cells = re.findall(r'<td class="number published" data-value="([\d.]+)">([\d.]+)<small>(.*?)</small>', table)
     assert cells == [("58.5", "58.5", " ± 0.5 (+1.5)"), ("63.25", "63.2", " (-1.2)")]
     figure = figures_of(page)["benchmark-0-published"]
@@ -189,6 +190,24 @@ def test_passes_and_memory_are_drawn_where_they_were_recorded(tmp_path: Path) ->
     assert [trace["x"] for trace in figures["benchmark-0-cost-passes"]["data"]] == [[2000.0]]
     assert [trace["x"] for trace in figures["benchmark-0-cost-peak-memory-mb"]["data"]] == [[305.0]]
     assert [trace["x"] for trace in figures["benchmark-0-cost-kept-mb"]["data"]] == [[4.0]]
+
+
+def test_entities_have_a_table_of_every_score_averaged_over_tasks(tmp_path: Path) -> None:
+    scores = {"macro_f1": 40.0, "macro_f1_own": 60.0, "micro_f1": 50.0, "precision": 45.0, "recall": 55.0}
+    for seed, foreign in ((0, (10.0, 20.0, 30.0)), (1, (0.0, 0.0, 12.0))):
+        tasks = [scores | {"foreign_rate": rate} for rate in foreign]
+        write_run(tmp_path / f"{seed}", "ER", seed=seed, score="seqeval macro F1", entities=tasks)
+    old = [{"micro_f1": 70.0, "precision": 70.0, "recall": 70.0, "foreign_rate": 0.0}] * 3  # without the macro F1s
+    write_run(tmp_path / "old", "SEQ", score="macro F1", entities=old)
+    page = write_page(load_runs([tmp_path]), tmp_path / "page.html").read_text()
+    table = page.split("<h3>Entity scores</h3>")[1].split("</table>")[0]
+    titles = ["method", "macro F1", "own types", "micro F1", "precision", "recall", "foreign"]
+    assert re.findall(r"<button type=\"button\">([\w ]+)<", table) == titles
+    rows = [re.findall(r'data-value="([\d.]*)">', row) for row in table.split("<tr data-method")[1:]]
+    assert rows == [["40.0", "60.0", "50.0", "45.0", "55.0", "12.0"], ["", "", "70.0", "70.0", "70.0", "0.0"]]
+    write_run(tmp_path / "pictures" / "run")
+    pictures = write_page(load_runs([tmp_path / "pictures"]), tmp_path / "pictures.html")
+    assert "Entity scores" not in pictures.read_text()
 
 
 def test_scores_are_called_what_the_runs_call_them(tmp_path: Path) -> None:
@@ -324,9 +343,9 @@ def test_the_table_sorts_by_click_and_by_keyboard(tab: Page, tmp_path: Path) -> 
     runs = load_runs([tmp_path / "runs" / name for name in ("None", "Low", "High")])
     tab.open(write_page(runs, tmp_path / "page.html"))
     assert order(tab) == ["None", "Low", "High"]
-    tab.run("document.querySelectorAll('.sortable th button')[5].click()")
+    tab.run("document.querySelectorAll('.sortable th button')[6].click()")
     assert order(tab) == ["High", "Low", "None"]  # the better first
-    tab.run("document.querySelectorAll('.sortable th button')[5].click()")
+    tab.run("document.querySelectorAll('.sortable th button')[6].click()")
     assert order(tab) == ["Low", "High", "None"]  # nothing measured comes last either way
     assert tab.run("Array.from(document.querySelectorAll('[aria-sort]')).map(h => h.getAttribute('aria-sort'))") == [
         "ascending"

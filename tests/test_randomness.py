@@ -18,7 +18,7 @@ def test_seeds_are_what_they_always_were():
     assert derive(0) == 7210762507766007076
     assert derive(0, "order", 1, "main", 2, 3) == 2888893088883898354
     assert derive("0") == 2864763844733986431
-    drawn = uniform(7, torch.tensor([0, 1, 2**40, 123456]), 2)
+    drawn = uniform(7, torch.tensor([0, 1, 2**40, 123456]), 3)[2]
     assert [float(x).hex() for x in drawn] == [
         "0x1.12ffcce9a0874p-3",
         "0x1.ab02ef12518c3p-1",
@@ -81,20 +81,21 @@ def splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
-@given(st.integers(0, (1 << 63) - 1), st.lists(st.integers(0, 1 << 50), min_size=1, max_size=8), st.integers(0, 5))
-def test_uniform_equals_the_hash_in_plain_integers(key, ids, lane):
-    expected = []
-    for i in ids:
-        once = splitmix64((i + derive(key, lane)) & MASK)
-        expected.append((splitmix64((once + 0x9E3779B97F4A7C15) & MASK) >> 11) / 2**53)
-    drawn = uniform(key, torch.tensor(ids), lane)
+@given(st.integers(0, (1 << 63) - 1), st.lists(st.integers(0, 1 << 50), min_size=1, max_size=8), st.integers(1, 6))
+def test_uniform_equals_the_hash_in_plain_integers(key, ids, lanes):
+    expected = [[] for _ in range(lanes)]
+    for lane in range(lanes):
+        for i in ids:
+            once = splitmix64((i + derive(key, lane)) & MASK)
+            expected[lane].append((splitmix64((once + 0x9E3779B97F4A7C15) & MASK) >> 11) / 2**53)
+    drawn = uniform(key, torch.tensor(ids), lanes)
     assert drawn.dtype == torch.float64
     assert drawn.tolist() == expected
 
 
 def test_uniform_is_uniform_and_lanes_keys_and_neighbouring_ids_are_uncorrelated():
     ids = torch.arange(20_000)
-    draws = {(key, lane): uniform(key, ids, lane).numpy() for key in (0, 1) for lane in range(3)}
+    draws = {(key, lane): drawn for key in (0, 1) for lane, drawn in enumerate(uniform(key, ids, 3).numpy())}
     for drawn in draws.values():
         assert drawn.min() >= 0
         assert drawn.max() < 1

@@ -1,6 +1,7 @@
 """The report: numbers by hand, damaged folders, the table and what the page is made of (test_page.py looks at it)."""
 
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -25,18 +26,42 @@ from bace.report.runs import stat
 
 def test_summary_is_mean_and_sample_deviation_over_seeds(tmp_path: Path) -> None:
     for seed, last, seconds in [(0, 80.0, 10.0), (1, 82.0, 12.0), (2, 84.0, 17.0)]:
-        write_run(tmp_path / f"run{seed}", seed=seed, A_last=last, A_avg=90.0, FGT=seed * 3.0, seconds=seconds)
+        write_run(
+            tmp_path / f"run{seed}",
+            seed=seed,
+            A_last=last,
+            A_avg=90.0,
+            A_new=70.0 + seed,
+            FGT=seed * 3.0,
+            seconds=seconds,
+        )
     (row,) = summary(load_runs([tmp_path]))
     assert (row.benchmark, row.method, row.label, row.seeds) == ("digits", "ER", "ER", (0, 1, 2))
     assert row.A_last is not None
     assert (row.A_last.mean, row.A_last.std) == (82.0, 2.0)
     assert row.A_avg is not None
     assert (row.A_avg.mean, row.A_avg.std) == (90.0, 0.0)
+    assert row.A_new is not None
+    assert (row.A_new.mean, row.A_new.std) == (71.0, 1.0)
     assert row.FGT is not None
     assert (row.FGT.mean, row.FGT.std) == (3.0, 3.0)
     assert row.FWT is None
     assert row.seconds is not None
     assert (row.seconds.mean, row.seconds.std) == (13.0, pytest.approx(13**0.5))  # (9 + 1 + 16) / 2
+
+
+def test_a_run_of_before_a_new_was_a_measure_has_it_from_its_matrix(tmp_path: Path) -> None:
+    write_run(tmp_path / "several", "ER")
+    write_run(tmp_path / "single", "SEQ", matrix=[[97.0]], FGT=None)
+    for name in ("several", "single"):
+        path = tmp_path / name / "metrics.json"
+        scores = json.loads(path.read_text())
+        del scores["A_new"]
+        path.write_text(json.dumps(scores))
+    several, single = summary(load_runs([tmp_path]))
+    assert several.A_new is not None
+    assert several.A_new.mean == 75  # (80 + 70) / 2
+    assert single.A_new is None  # with one task there is no new one
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8))
@@ -166,6 +191,8 @@ def test_an_unfinished_run_is_loaded_but_enters_no_number(tmp_path: Path) -> Non
         ("metrics.json", '{"A": [1, 2]}', "3 numbers"),
         ("metrics.json", '{"A": [1, 2, 3], "A_last": "80", "A_avg": 1, "seconds": 1}', "A_last"),
         ("metrics.json", '{"A": [1, 2, 3], "A_last": 80, "A_avg": 1}', "seconds"),
+        ("metrics.json", '{"A": [1, 2, 3], "A_last": 80, "A_avg": 1, "A_new": "7", "seconds": 1}', "A_new"),
+        ("metrics.json", '{"A": [1, 2, 3], "A_last": 8, "A_avg": 1, "seconds": 1, "entities": [{}]}', "3 objects"),
         (
             "metrics.json",
             '{"A": [1, 2, 3], "A_last": 8, "A_avg": 1, "seconds": 1, "confusion": {"classes": ["a"], "counts": []}}',
@@ -206,17 +233,18 @@ def printed(tmp_path: Path, width: int) -> str:
 
 
 def test_the_table_shows_seeds_means_and_deviations_in_order(tmp_path: Path) -> None:
-    write_run(tmp_path / "1", "[red]SEQ", seed=0, A_last=81.25, seconds=1234.5)
+    write_run(tmp_path / "1", "[red]SEQ", seed=0, A_last=81.25, A_new=66.5, seconds=1234.5)
     write_run(tmp_path / "2", "BaCE", seed=0, A_last=80.0, FWT=40.0)
     write_run(tmp_path / "3", "BaCE", seed=1, A_last=81.2, FWT=42.0)
     lines = printed(tmp_path, 100).splitlines()
     assert lines[0].strip() == "digits"
-    assert lines[1].split() == ["method", "seeds", "A_last", "A_avg", "FGT", "FWT", "seconds"]
-    assert lines[3].split() == ["[red]SEQ", "1", "81.2", "75.0", "30.0", "-", "1234"]
+    assert lines[1].split() == ["method", "seeds", "A_last", "A_avg", "A_new", "FGT", "FWT", "seconds"]
+    assert lines[3].split() == ["[red]SEQ", "1", "81.2", "75.0", "66.5", "30.0", "-", "1234"]
     assert re.split(r"\s{2,}", lines[4].strip()) == [
         "BaCE",
         "2",
         "80.6 ± 0.8",  # 1.2 / sqrt(2)
+        "75.0 ± 0.0",
         "75.0 ± 0.0",
         "30.0 ± 0.0",
         "41.0 ± 1.4",  # 2 / sqrt(2)

@@ -150,6 +150,9 @@ def test_texts_of_several_columns_are_joined_and_integers_sort_by_value(tmp_path
     table = read(path, input_column=["title", "content"])
     assert table.inputs == ["t1 c1", "t2", "t3 c3"]
     assert (table.labels, table.names) == (["10", "2", "2"], ["2", "10"])
+    assert read(path, input_column=["title?", "content", "answer?"]).inputs == table.inputs
+    with pytest.raises(DataError, match="has no column 'answer'"):
+        read(path, input_column=["title", "answer"])
     with pytest.raises(ConfigError, match="only texts can be joined"):
         read(path, input_column=["title", "content"], modality="token")
 

@@ -243,6 +243,34 @@ def test_a_stages_own_rate_goes_for_the_head_too():
     assert {g["lr"] for g in made.param_groups} == {0.003}
 
 
+@pytest.mark.parametrize("own", [{"lr": 0.1, "head_lr": 2.0}, {"head_lr": 2.0}])
+def test_a_stages_rate_for_the_head_wins(own):
+    trainer = trainer_of(Plain(), lr=0.1, head_lr=0.5)
+    method = trainer.method
+    method.grow(trainer.stream[0])
+    made = trainer.make_optimiser(method.stage(trainer.stream[0], **own), list(method.model.parameters()))
+    names = {id(p): name for name, p in method.model.named_parameters()}
+    found = {names[id(p)]: g["lr"] for g in made.param_groups for p in g["params"]}
+    assert found == {"encoder.turn": 0.1, "encoder.shift": 0.1, "head.sigma": 2.0, "head.blocks.0": 2.0}
+
+
+@pytest.mark.parametrize(("least", "epochs"), [(0, 2), (4, 2), (5, 3), (7, 4)])
+def test_a_stage_gets_as_many_epochs_as_its_least_number_of_steps_takes(least, epochs):
+    """Two steps an epoch. The schedule runs over all of them."""
+    progress: list[float] = []
+
+    class Short(Plain):
+        def stages(self, task: Task) -> list[Stage]:
+            return [self.stage(task, epochs=2, min_steps=least)]
+
+        def after_step(self, batch: Batch) -> None:
+            progress.append(self.now.lr)
+            assert self.now.epochs == epochs
+
+    trainer_of(Short(), tasks=(2,), lr=1.0, schedule="linear").run()
+    assert progress == pytest.approx([1 - i / (2 * epochs) for i in range(2 * epochs)])
+
+
 def test_decay_without_gradient_shrinks_matrices_only():
     """SGD: p <- p - lr * decay * p, two steps."""
 
@@ -1001,7 +1029,7 @@ def mean_direction(c: int) -> np.ndarray:
 
 
 def test_imprinted_rows_are_the_mean_directions_of_their_class_at_the_norm_of_the_old_rows():
-    """The first task's at norm 1; bace.md 1.4."""
+    """The first task's at norm 1."""
     rows: list[Tensor] = []
 
     class Watching(Plain):
@@ -1024,7 +1052,7 @@ def test_an_imprinted_run_resumes_exactly():
 
 
 def test_forward_transfer_by_hand():
-    """bace.md 5.4. Nothing is trained (lr 0), so features are the points and the old rows point east and north. Before
+    """Nothing is trained (lr 0), so features are the points and the old rows point east and north. Before
     task 2, its rows imprinted point west and south; of its test points (-1, .1), (1, .1), (.1, -1), (-.1, -2) all but
     the second, which lies in the east, are right: 75. Chance: the same with five draws of random rows."""
     trainer = trainer_of(Plain(), lr=0.0, head=Head(head_init="imprint"), fwt=True)

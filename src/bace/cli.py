@@ -95,6 +95,7 @@ def run_command(words: list[str]) -> None:
     given = read_yaml(options["--config"][0]) if "--config" in options else {}
     if HELP.keys() & options.keys():
         return print_settings(given, flags)
+    from bace.metrics import MEASURES
     from bace.progress import bar
     from bace.room import in_words as in_bytes
     from bace.runner import read_config, run
@@ -117,7 +118,7 @@ def run_command(words: list[str]) -> None:
             result = run(config, out=options.get("--out", [None])[0], show=show, tell=print)
     kept = result.metrics["kept"]
     print(f"networks and memory held: {in_bytes(kept[0])} after task 1, {in_bytes(kept[-1])} after task {len(kept)}")
-    numbers = {key: result.metrics[key] for key in ("A_last", "A_avg", "FGT", "FWT", "seconds")}
+    numbers = {key: result.metrics[key] for key in (*MEASURES, "seconds")}
     of = "" if result.metrics["score"] == "accuracy" else f"  (of {result.metrics['score']})"
     print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()) + of)
     if result.folder:

@@ -16,6 +16,8 @@ class Training:
         bucketing: texts and entities: training batches of texts of similar lengths, so that less is padded. Prediction
             always does so.
         replay_ratio: share of a batch drawn from memory; 0 replays nothing.
+        replay_o: words labelled O in replayed sentences: learned as class 0 (`label`), or (`distil`) only by what the
+            method's teacher, if it has one, says of them.
         buffer_view: replayed examples are seen in a fresh random view at each draw, or in one view per epoch.
         optimiser: "sgd" for pictures, "adamw" for texts and entities.
         lr: learning rate of the encoder.
@@ -37,6 +39,7 @@ class Training:
     batch_size: int = 128
     bucketing: bool = False
     replay_ratio: float = 0.5
+    replay_o: Literal["label", "distil"] = "distil"
     buffer_view: Literal["fresh", "epoch"] = "fresh"
     optimiser: Literal["sgd", "adamw"] = "sgd"
     lr: float = 1e-3
@@ -128,7 +131,8 @@ class Measures:
     Args:
         fgt_max: forgetting from the best of the earlier scores, or (never negative) of all scores.
         fwt: measure forward transfer before each task (costs a pass over its training and test examples).
-        map_foreign_types_to_O: entities: ignore predicted types of other corpora (leaks the task; off).
+        map_foreign_types_to_O: entities: a predicted type of another task counts as O, not as a type with F1 0 in the
+            macro F1 and an error in the micro F1 (leaks the task; off).
     """
 
     fgt_max: Literal["earlier", "all"] = "earlier"

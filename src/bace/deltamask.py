@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 class DeltaMask:
-    """p <- p_old + mask (p_new - p_old): each weight takes as much of the optimiser's step as its mask says.
+    """p <- p_old + mask (p_new - p_old): each weight takes as much of the optimiser's step as its mask says, none of
+    it at 0, twice as much at 2.
 
     Masking gradients does not hold a weight: momentum, Adam's averages and weight decay move it without one. Masking
     the step itself does. Where a mask is 0 the weight keeps every bit.
@@ -17,7 +18,7 @@ class DeltaMask:
 
     def __init__(
         self,
-        masks: Iterable[tuple[Tensor, Tensor]] = (),  # parameters, each with a mask in [0, 1] of its shape
+        masks: Iterable[tuple[Tensor, Tensor]] = (),  # parameters, each with a mask of its shape
     ) -> None:
         self.masks = list(masks)
         self.old: list[Tensor] = []  # of one step

@@ -1,6 +1,7 @@
-"""Predictions and scores of test sets: accuracy for images and texts, entity-level macro F1 for tokens."""
+"""Predictions and scores of test sets: accuracy for images and texts, entity F1 for tokens."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import torch
@@ -8,7 +9,6 @@ from torch import Tensor
 
 from bace import metrics
 from bace.method import Method
-from bace.models.heads import imprint
 from bace.randomness import generator
 from bace.stream import Stream, Task, entity_type
 
@@ -60,8 +60,7 @@ def predict(
 def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenient: bool = False) -> dict[str, float]:
     """What a test set's predictions are worth, in percent; "score" is the one the accuracy matrix takes.
 
-    Tokens: macro F1 over the task's own entity types; micro F1 counts predicted types of other tasks as errors unless
-    `lenient` (bace.md 5.5)."""
+    Tokens: seqeval's macro F1, in which a predicted type of another task counts with F1 0 unless `lenient`."""
     targets = stream.targets[rows]
     if stream.background is None:
         return {"score": metrics.accuracy(predicted, targets)}
@@ -72,46 +71,38 @@ def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenien
     )
     types = list(dict.fromkeys(entity_type(stream.names[c]) for c in task.classes if c != stream.background))
     result = metrics.entity_scores(gold, guess, types, foreign="outside" if lenient else "error")
-    return {
-        "score": result.macro_f1,
-        "micro_f1": result.micro_f1,
-        "precision": result.precision,
-        "recall": result.recall,
-        "macro_precision": result.macro_precision,
-        "macro_recall": result.macro_recall,
-        "foreign_rate": result.foreign_rate,
-    }
+    return {"score": result.macro_f1} | {k: v for k, v in dataclasses.asdict(result).items() if k != "per_type"}
 
 
 def transfer(method: Method, task: Task, *, lenient: bool = False) -> dict[str, float]:
-    """Forward transfer to a task that is not yet learned (bace.md 5.4), by a temporary head over the encoder as it is.
+    """Forward transfer to a task that is not yet learned: its test examples are scored by the method's own rule, over
+    the network that predicts as it is and a copy of its head that has grown by rows for the task's classes.
 
-    `before`: the score with rows imprinted from the task's training data, among all classes; `chance`: the same with
-    random rows; `within`: with imprinted rows, among the task's own classes only. Nothing is fed back."""
-    stream = method.stream
+    `before`: the score with rows made from the task's training data, among all classes; `chance`: the same with
+    random rows; `within`: with rows from data, among the task's own classes only. Nothing is fed back."""
+    stream, model = method.stream, method.transfer_model()
     with stream.licence("forward transfer (measured before the task, fed back to nothing)", task.test):
-        shown, asked = method.outputs(task.train).features, method.outputs(task.test).features
-        targets, rows = stream.labels(task.train)[1], stream.labels(task.test)[0]
+        rows_from_data, asked = method.transfer_rows(task), method.outputs(task.test, model).features
+        rows = stream.labels(task.test)[0]
 
     def scores_with(new_rows: Tensor | None, draw: int) -> Tensor:  # (rows, classes)
-        head = copy.deepcopy(method.model.head)
+        head = copy.deepcopy(model.head)
         head.grow(len(task.classes), generator(method.now.seed, "transfer", task.index, draw))
         if new_rows is not None:
             head.imprint(new_rows)
         with torch.inference_mode():
-            logits: Tensor = head(asked.to(stream.device)).cpu()
-        return logits
+            return method.transfer_scores(asked.to(stream.device), head).cpu()
 
-    def scored(logits: Tensor) -> float:
-        return score(stream, task, rows, logits.argmax(1), lenient=lenient)["score"]
+    def scored(scores: Tensor) -> float:
+        return score(stream, task, rows, scores.argmax(1), lenient=lenient)["score"]
 
-    imprinted = scores_with(imprint(shown, targets, task.classes, method.model.head.weight.detach().cpu()), 0)
-    foreign = torch.ones(imprinted.shape[1], dtype=torch.bool)
+    informed = scores_with(rows_from_data, 0)
+    foreign = torch.ones(informed.shape[1], dtype=torch.bool)
     foreign[list(task.classes)] = False
     if stream.background is not None:
         foreign[stream.background] = False
     return {
-        "before": scored(imprinted),
+        "before": scored(informed),
         "chance": sum(scored(scores_with(None, draw)) for draw in range(CHANCE_DRAWS)) / CHANCE_DRAWS,
-        "within": scored(imprinted.masked_fill(foreign, -torch.inf)),
+        "within": scored(informed.masked_fill(foreign, -torch.inf)),
     }

@@ -232,11 +232,9 @@ class Learner:
     def _restore(self, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
         """The method with its shapes made again for all tasks, then its saved values."""
         assert self.config is not None
-        assert self.modality is not None
-        tasks = _tasks(self.tasks, self.modality, [NO_IDS] * len(self.tasks))
-        stream = Stream(_nothing(self.modality), NO_IDS, tasks, self._names())
+        stream = self._kept_stream()
         self.method = self._method_for(stream, self.config)
-        state = {"at": {"task": len(tasks)}, "results": {}, "method": plain, "licences": []}
+        state = {"at": {"task": len(stream)}, "results": {}, "method": plain, "licences": []}
         Trainer(self.method, stream, self.config).restore(tensors, state)
 
     def _configured(self, modality: Modality) -> Config:
@@ -289,6 +287,7 @@ class Learner:
     def _keep(self, stream: Stream) -> None:
         """Keep the memory's examples (all, for a method that trains jointly) under new ids, and let go of the rest."""
         assert self.method is not None
+        assert self.config is not None
         joint = self.method.licence == "past"
         ids = torch.arange(len(stream.data)) if joint else torch.unique(self.method.remembered())
         rows, _ = stream.rows_of(ids)
@@ -298,6 +297,14 @@ class Learner:
         for memory in self.method.memories():
             memory.examples = new_id[memory.examples]
         self._train = [new_id[task.train] if joint else NO_IDS for task in stream]
+        self.method = self._method_for(self._kept_stream(), self.config)
+
+    def _kept_stream(self) -> Stream:
+        """The tasks so far, over the kept examples. Nothing of it is open: the next call puts the examples before its
+        own, and only then are they read."""
+        assert self.modality is not None
+        tasks = _tasks(self.tasks, self.modality, self._train or [NO_IDS] * len(self.tasks))
+        return Stream(_examples(self.modality, self._kept), self._kept_targets, tasks, self._names())
 
     def _as_given(self, name: str) -> Any:
         return int(name) if name in self._numbers else name
@@ -317,12 +324,16 @@ def _labels(y: Any) -> list[Any]:
     return [value.item() if isinstance(value, Tensor | np.generic) else value for value in values]
 
 
-def _nothing(modality: Modality) -> Examples:
-    """No examples: a loaded model needs its stream's outline only."""
+def _examples(modality: Modality, kept: dict[str, Tensor]) -> Examples:
+    """Raw examples as they were taken out of a stream; none of a model that was made from a run."""
     if modality == "image":
-        return Images(torch.zeros(0, 3, 1, 1, dtype=torch.uint8), size=1)
+        pixels = kept.get("pixels", torch.zeros(0, 3, 1, 1, dtype=torch.uint8))
+        return Images(pixels, size=pixels.shape[-1])
     start = torch.zeros(1, dtype=torch.int64)
-    return Texts(NO_IDS, start) if modality == "text" else Entities(NO_IDS, start, NO_IDS, start)
+    texts = Texts(NO_IDS, start) if modality == "text" else Entities(NO_IDS, start, NO_IDS, start)
+    if kept:
+        texts.prepend(kept)
+    return texts
 
 
 def _tasks(names: list[list[str]], modality: Modality, train: list[Tensor]) -> list[Task]:

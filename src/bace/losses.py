@@ -24,7 +24,7 @@ def distillation(
 
     `forward`: KL(P0 || P) = sum_c P0_c (log P0_c - log P_c).  `reverse`: KL(P || P0) = sum_c P_c (log P_c - log P0_c).
     `renorm`: P = softmax(z_old / tau), renormalised over the old columns (LwF, BiC).
-    `slice`: P = softmax(z / tau) over all columns, cut to the old ones, so that it also acts on their mass m = sum_c P_c:
+    `slice`: P = softmax(z / tau) over all columns, cut to the old ones, so that it also acts on their mass m:
     forward it equals renorm - log m, reverse m renorm + m log m (docs/bace.md, 3.1).
     For tau != 1 the value is multiplied by tau^2. `mean` also divides by the number of old columns.
     """
@@ -130,7 +130,7 @@ def neighbour_log_weights(
     *,
     uniform: bool = False,
 ) -> tuple[Tensor, Tensor]:  # (rows,) log W(x, x), (rows, K) log W(x_j, x)
-    """W_0 for the anchor and (1 - W_0) (1/d_j) / sum_i (1/d_i) for its neighbours (bace.md 2.1).
+    """W_0 for the anchor and (1 - W_0) (1/d_j) / sum_i (1/d_i) for its neighbours (docs/bace.md 2).
 
     Distances are clamped at 1e-6, so a duplicate takes nearly all of 1 - W_0 instead of dividing by zero. A row
     without any neighbour is predicted alone: W_0 = 1.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bace.config import Training
 from bace.memory import ElasticBuffers, Memory, herd
-from bace.models.heads import imprint
+from bace.models.heads import Head, imprint
 from bace.models.model import Model, Output, frozen_copy, parameter_count
 from bace.neighbours import NeighbourTable
 from bace.randomness import derive, generator
@@ -68,7 +68,9 @@ class Stage:
     augment: bool = True  # random views; otherwise clean ones
     cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
     optimise: bool = True  # False: a stage without gradients
+    min_steps: int = 0  # the epochs are raised until there are at least so many optimiser steps
     lr: float | None = None  # default: the run's, as for the optimiser, momentum, clip and schedule
+    head_lr: float | None = None  # default: `lr`, if given; else the run's
     optimiser: Literal["sgd", "adamw"] | None = None
     momentum: float | None = None
     clip: float | None = None
@@ -78,16 +80,29 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Card:
-    """What docs/methods.md says of a method, beside what its code says.
+class Passes:
+    """What a task after the first costs: passes of examples through an encoder, forward; there and back counts three.
 
-    Costs are per step, for b new and m replayed examples: F a forward pass, B a backward pass (about 2F)."""
+    Declared once for docs/methods.md and the estimates of `bace paper`; tests/test_cost.py compares it with runs.
+    """
+
+    new: float = 3.0  # of each example of the task, in every epoch
+    replayed: float = 0.0  # of each example replayed beside these, in every epoch
+    task: float = 0.0  # of each example of the task, once: herding and other statistics
+    memory: float = 0.0  # of each example in memory, once
+    epochs: int | None = None  # how often `new` and `replayed` count; default: the run's epochs
+
+
+@dataclass(frozen=True)
+class Card:
+    """What docs/methods.md says of a method, beside what its code says."""
 
     mechanism: str
-    cost: str
     o_rows: str  # entities: what is done with words labelled O; or why the method refuses tokens
     stages: tuple[str, ...] = ("main",)  # of a task after the first
+    replay: Literal["", "batch", "concat"] = ""  # the `mode` of replay in which the authors published it
     reading: str = ""  # what was decided where the originals disagree or are silent
+    besides: str = ""  # what it costs that `Method.cost` does not say
 
 
 class Method(ElasticBuffers):
@@ -106,8 +121,12 @@ class Method(ElasticBuffers):
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
     one_encoder: ClassVar[bool] = True  # the features of all classes are of one space: studies can compare them
+    learns_o: ClassVar[bool] = True  # entities: words labelled O in a later task's sentences are learned as class 0
     keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
-    networks: ClassVar[int] = 1  # of the encoder's size, kept in parameters and buffers; the teacher comes on top
+    # of the encoder's size, kept while a later task is learned; what `keeps_teacher` and `expands` say comes on top
+    networks: ClassVar[int] = 1
+    expands: ClassVar[bool] = False  # every task adds a network
+    cost: Passes = Passes()
     scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
 
     model: Model
@@ -206,8 +225,25 @@ class Method(ElasticBuffers):
         """Numbers kept, and numbers trained at once, while task `task` (the first is 0) is learned: it is told before a
         run what that takes, and a run that cannot fit is refused. Heads are too small to count."""
         encoder = self.model.encoder
-        networks = self.networks + (self.keeps_teacher and task > 0)
+        networks = self.networks + (self.keeps_teacher and task > 0) + self.expands * task
         return parameter_count(encoder) * networks, parameter_count(encoder, trained_only=True)
+
+    # -- forward transfer: a task that is not yet learned, scored by the method's own rule (evaluation.transfer)
+
+    def transfer_model(self) -> Model:
+        """The network that predicts. Its features are scored, and a copy of its head grows by the task's classes."""
+        return self.model
+
+    def transfer_rows(self, task: Task) -> Tensor:  # (classes of the task, width)
+        """The rows of these classes, made from the task's training examples: imprinted."""
+        model = self.transfer_model()
+        features, targets = self.outputs(task.train, model).features, self.stream.labels(task.train)[1]
+        return imprint(features, targets, task.classes, model.head.weight.detach().cpu())
+
+    def transfer_scores(self, features: Tensor, head: Head) -> Tensor:  # (rows, width) -> (rows, seen and new classes)
+        """The scores that `predict` would give to these features if `head`, the grown one, were the network's."""
+        logits: Tensor = head(features)
+        return logits
 
     # -- for studies, which look on (docs/studies.md)
 
@@ -243,7 +279,7 @@ class Method(ElasticBuffers):
 
     @property
     def replay_size(self) -> int:
-        """How many of a batch's examples come from memory: none while it is empty (bace.md 1.6)."""
+        """How many of a batch's examples come from memory: none while it is empty (docs/bace.md 1.6)."""
         return self.replay_share if self.uses_memory and len(self.memory) else 0
 
     @property
@@ -263,6 +299,19 @@ class Method(ElasticBuffers):
     def drawn(self, draw: int = 1) -> Tensor:  # (replay_size,) slots
         """The slots that `replay(draw)` shows at this step."""
         return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
+
+    def labelled(self, targets: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool
+        """Which rows are learned by their labels, the first `new` of them being new and the others replayed: all but
+        words labelled O, among which entities of other tasks hide after the first one. There it is the method that
+        decides for new sentences (`learns_o`), and `train.replay_o` for replayed ones."""
+        rows = torch.ones_like(targets, dtype=torch.bool)
+        if self.stream.background is not None and self.now.known:
+            entity = targets != self.stream.background
+            if not self.learns_o:
+                rows[:new] = entity[:new]
+            if self.training_settings.replay_o == "distil":
+                rows[new:] = entity[new:]
+        return rows
 
     def remember(self, task: Task) -> None:
         """Refill the memory at the end of a task, within its budget."""
@@ -296,7 +345,7 @@ class Method(ElasticBuffers):
         return self.outputs(examples).features
 
     def imprint(self, task: Task) -> None:
-        """Make the task's head rows from data: the mean features of their classes (bace.md 1.4)."""
+        """Make the task's head rows from data: the mean features of their classes."""
         head, trained = self.model.head, self.trained(task)
         old_rows = head.weight.detach().cpu()[: task.classes.start]
         rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)

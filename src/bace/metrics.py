@@ -4,17 +4,21 @@ The accuracy matrix has one row per task learned: matrix[t][i] is the score on t
 with every class seen so far as a possible answer. All indices count from 0.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from bace.errors import ConfigError, DataError
 
+if TYPE_CHECKING:  # the report takes measures from here and needs no torch
+    from torch import Tensor
+
 Matrix = Sequence[Sequence[float]]
+
+MEASURES = ("A_last", "A_avg", "A_new", "FGT", "FWT")  # of a run, as tables show them
 
 
 def average_accuracy(row: Sequence[float]) -> float:
@@ -34,6 +38,15 @@ def average_incremental_accuracy(matrix: Matrix) -> float:
     """A_avg: the mean of A_t over all tasks learned."""
     _check(matrix)
     return sum(average_accuracy(row) for row in matrix) / len(matrix)
+
+
+def new_task_accuracy(matrix: Matrix) -> float | None:
+    """A_new: the mean score of each task right after it was learned, tasks 2 and later.
+
+    It shows a method that keeps old tasks by learning new ones badly, which A_last and FGT together hide. None for a
+    single task, which was learned with nothing to keep."""
+    _check(matrix)
+    return _mean([row[-1] for row in matrix[1:]]) if len(matrix) > 1 else None
 
 
 def forgetting(matrix: Matrix, over: Literal["earlier", "all"] = "earlier") -> float | None:
@@ -75,6 +88,7 @@ def summary(
         "A": [average_accuracy(row) for row in matrix],
         "A_last": last_average_accuracy(matrix),
         "A_avg": average_incremental_accuracy(matrix),
+        "A_new": new_task_accuracy(matrix),
         "FGT": forgetting(matrix),
         "FGT_all": forgetting(matrix, over="all"),
         "FWT": forward_transfer(before, chance),
@@ -103,7 +117,7 @@ def confusion_matrix(
         outside = values[(values < 0) | (values >= classes)]
         if len(outside):
             raise DataError(f"{name} hold class {int(outside[0])}, outside 0 to {classes - 1}: leave such rows out.")
-    return torch.bincount(targets * classes + predictions, minlength=classes * classes).reshape(classes, classes)
+    return (targets * classes + predictions).bincount(minlength=classes * classes).reshape(classes, classes)
 
 
 def per_class_accuracy(
@@ -119,15 +133,21 @@ def per_class_accuracy(
 
 @dataclass(frozen=True)
 class EntityScores:
-    """Entity scores in percent; an entity is right if its first word, last word and type are.
+    """Entity scores in percent; an entity is right if its first word, last word and type are. A type takes part in a
+    mean over types if it occurs in the gold tags or is predicted. 0 where there is nothing to count.
 
-    Precision, recall and `micro_f1` count entities. `macro_f1` is the mean of `per_type`, which leaves out the task's
-    types that are neither in the gold tags nor predicted; macro precision and recall are means over the same types.
-    `foreign_rate` is the share of predicted entities whose type
-    is not the task's; macro F1 sees them only where they displace a right one. 0 where there is nothing to count.
+    Attributes:
+        macro_f1: the mean over all types, as seqeval's: a predicted type that is not the task's has F1 0 and counts.
+        macro_f1_own: the mean over the task's own types (`per_type`), which sees an entity of a foreign type only where
+            it displaces a right one.
+        micro_f1, precision, recall: over entities, whatever their type.
+        macro_precision, macro_recall: the means over the types of `macro_f1`.
+        foreign_rate: the share of predicted entities whose type is not the task's.
+        per_type: F1 of each of the task's own types.
     """
 
     macro_f1: float
+    macro_f1_own: float
     micro_f1: float
     precision: float
     recall: float
@@ -168,8 +188,8 @@ def entity_scores(
 ) -> EntityScores:
     """Scores of predicted IOB2 tags, sentence by sentence, on a task whose entity types are `types`.
 
-    A predicted entity of any other type is an error in precision and micro F1. `foreign="outside"` takes it for O
-    instead: kinder, but it lets the scorer know which task the sentence is from.
+    A predicted entity of any other type is an error in precision, micro and macro F1. `foreign="outside"` takes it for
+    O instead: kinder, but it lets the scorer know which task the sentence is from.
     """
     if foreign not in ("error", "outside"):
         raise ConfigError(f"foreign = {foreign!r} is not a way to score foreign types: use 'error' or 'outside'.")
@@ -191,20 +211,26 @@ def entity_scores(
     if strangers:
         raise DataError(f"gold tags hold type '{strangers[0]}', which is not one of the task's: {', '.join(types)}.")
 
-    own = sum(in_predicted[kind] for kind in set(types))
     every = in_predicted.total()
-    # An entity of a foreign type neither starts nor prolongs one of the task's, so dropping it is tagging it O.
-    counted = own if foreign == "outside" else every
-    shown = [kind for kind in dict.fromkeys(types) if in_gold[kind] or in_predicted[kind]]
-    per_type = {kind: _f1(right[kind], in_predicted[kind], in_gold[kind]) for kind in shown}
+    strange = sum(in_predicted[kind] for kind in in_predicted.keys() - set(types))
+    if foreign == "outside":
+        # An entity of a foreign type neither starts nor prolongs one of the task's, so dropping it is tagging it O.
+        in_predicted = Counter({kind: in_predicted[kind] for kind in types})
+    f1 = {
+        kind: _f1(right[kind], in_predicted[kind], in_gold[kind])
+        for kind in dict.fromkeys((*types, *in_predicted))
+        if in_gold[kind] or in_predicted[kind]
+    }
+    per_type = {kind: score for kind, score in f1.items() if kind in types}
     return EntityScores(
-        macro_f1=_mean(per_type.values()),
-        micro_f1=_f1(right.total(), counted, in_gold.total()),
-        precision=_share(right.total(), counted),
+        macro_f1=_mean(f1.values()),
+        macro_f1_own=_mean(per_type.values()),
+        micro_f1=_f1(right.total(), in_predicted.total(), in_gold.total()),
+        precision=_share(right.total(), in_predicted.total()),
         recall=_share(right.total(), in_gold.total()),
-        macro_precision=_mean([_share(right[kind], in_predicted[kind]) for kind in shown]),
-        macro_recall=_mean([_share(right[kind], in_gold[kind]) for kind in shown]),
-        foreign_rate=_share(every - own, every),
+        macro_precision=_mean([_share(right[kind], in_predicted[kind]) for kind in f1]),
+        macro_recall=_mean([_share(right[kind], in_gold[kind]) for kind in f1]),
+        foreign_rate=_share(strange, every),
         per_type=per_type,
     )
 

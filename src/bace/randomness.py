@@ -33,10 +33,11 @@ def seed_dropout(seed: int) -> None:
 def uniform(
     key: int,
     ids: Tensor,  # (examples,) int64
-    lane: int,
-) -> Tensor:  # (examples,) float64 in [0, 1)
-    """One number per example, a hash of (key, lane, id): the same whatever else is in the batch."""
-    state = _mix(ids + _signed(derive(key, lane)))
+    lanes: int,
+) -> Tensor:  # (lanes, examples) float64 in [0, 1)
+    """A number for each lane and example, a hash of (key, lane, id): the same whatever else is in the batch."""
+    keys = torch.tensor([derive(key, lane) for lane in range(lanes)])
+    state = _mix(ids + keys[:, None])
     state = _mix(state + _signed(0x9E3779B97F4A7C15))
     return (_shift(state, 11)).double() * 2.0**-53
 

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import fcntl
+import functools
 import io
 import json
 import os
@@ -260,7 +261,7 @@ def summary(results: Results, stream: Stream, config: Config) -> dict[str, Any]:
     numbers["peak_memory_mb"] = peak and round(peak / 1e6)  # of this process: since the start, or the last resume
     numbers["kept"] = [detail["kept"] for detail in results.details]  # bytes, after each task
     numbers["licences"] = stream.licences  # what was read beside the task's own examples and the memory
-    numbers["score"] = "accuracy" if stream.background is None else "macro F1"
+    numbers["score"] = "accuracy" if stream.background is None else "seqeval macro F1"
     if "evaluated" in last:
         numbers["evaluated"] = last["evaluated"]  # so many test examples of each task, not all
     if last["scorers"]:
@@ -380,6 +381,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@functools.cache
 def _commit() -> str | None:
     """The commit of the source tree, when it is one."""
     try:

@@ -4,6 +4,7 @@ The schema is the annotations: of the dataclasses in config.py, of the benchmark
 """
 
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -18,6 +19,7 @@ from jsonargparse import ArgumentParser, Namespace
 from bace.config import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, StudyName, Training
 from bace.data.benchmarks import Cut, find_benchmark
 from bace.errors import ConfigError, nearest
+from bace.method import Method
 from bace.methods import find_method
 
 SECTIONS: dict[str, type] = {
@@ -29,6 +31,7 @@ SECTIONS: dict[str, type] = {
     "checkpoint": Checkpoints,
 }
 SHORT = {"benchmark": "name", "method": "name", "backbone": "name", "memory": "size"}  # `--memory 50`, `method: bace`
+DEFAULT_NAMES = {"method.name": "bace", "benchmark.name": "digits"}
 MANY = {"studies"}  # flags of several words: `--studies probing tracking`
 RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least and the greatest value
     "benchmark.train_per_class": (1, math.inf),
@@ -70,22 +73,20 @@ def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
     settings = flatten(given)
     from_flags = flag_values(flags)
     chosen = {**settings, **from_flags}
-    names = {
-        section: str(chosen.get(f"{section}.name", default))
-        for section, default in (("method", "bace"), ("benchmark", "digits"))
-    }
-    benchmark = find_benchmark(names["benchmark"])
-    valid = valid_settings(names["method"])
+    names = {key: str(chosen.get(key, default)) for key, default in DEFAULT_NAMES.items()}
+    method, benchmark = names["method.name"], find_benchmark(names["benchmark.name"])
+    valid = valid_settings(method)
     for key in chosen:
         if key not in valid:
-            raise ConfigError(_unknown_setting(key, valid, names["method"]))
-    parser = make_parser(names["method"], names["benchmark"])
+            raise ConfigError(_unknown_setting(key, valid, method))
+    parser = make_parser(find_method(method))  # type: ignore[arg-type]  # classes are hashable
     words = [f"--{key}={value}" for key, value in from_flags.items()]
     try:
-        start = parser.parse_object(nest({**benchmark.defaults, **settings}))
-        parsed = parser.parse_args(words, namespace=start)
+        parsed = parser.parse_object(nest({**benchmark.defaults, **settings, **names}))
+        if words:
+            parsed = parser.parse_args(words, namespace=parsed)
     except Exception as error:  # jsonargparse wraps whatever a type's parser raises
-        raise ConfigError(_wrong_value(parser, names["method"], settings, from_flags, error)) from error
+        raise ConfigError(_wrong_value(parser, method, settings, from_flags, error)) from error
     config = as_config(parsed)
     check_ranges(config)
     if config.train.early_stop and not config.benchmark["val_fraction"]:
@@ -125,12 +126,13 @@ def check_ranges(config: Config) -> None:
             raise ConfigError(f"{key} is {value}: it must be {allowed}")
 
 
-def make_parser(method: str, benchmark: str) -> ArgumentParser:
+@functools.cache  # making one takes longer than parsing with it
+def make_parser(method: type[Method]) -> ArgumentParser:
     parser = ArgumentParser(prog="bace run", exit_on_error=False, add_help=False)
-    parser.add_argument("--benchmark.name", default=benchmark, help="a name of `bace list benchmarks`")
+    parser.add_argument("--benchmark.name", help="a name of `bace list benchmarks`")
     parser.add_class_arguments(Cut, "benchmark")
-    parser.add_argument("--method.name", default=method, help="a name of `bace list methods`, or package.Class")
-    parser.add_class_arguments(find_method(method), "method")
+    parser.add_argument("--method.name", help="a name of `bace list methods`, or package.Class")
+    parser.add_class_arguments(method, "method")
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
     parser.add_argument("--studies", type=list[StudyName], default=[], help="names of studies: docs/studies.md")

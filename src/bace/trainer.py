@@ -59,7 +59,7 @@ class Trainer:
     """Learns a stream with a method.
 
     Args:
-        method, stream: attached to each other (see run.py).
+        method, stream: attached to each other (`runner.attach`).
         config: training, measures and checkpoint settings.
         log: takes one JSON-able event at a time.
         save: called with (tensors, JSON state) when a checkpoint is due; None: never saved.
@@ -142,7 +142,8 @@ class Trainer:
             p.requires_grad_(False)
         self.optimiser = self.make_optimiser(stage, parameters) if stage.optimise else None
         self.saved_optimiser = {}
-        now.epochs, now.steps = stage.epochs, -(-len(examples) // stage.batch_size)
+        now.steps = -(-len(examples) // stage.batch_size)
+        now.epochs = stage.epochs = max(stage.epochs, -(-stage.min_steps // max(now.steps, 1)))
         while at.epoch < stage.epochs:
             now.epoch, now.step = at.epoch, 0
             self.open()  # what has left the memory since is closed
@@ -213,8 +214,9 @@ class Trainer:
         self.results.matrix.append(row)
         average, kept = metrics.average_accuracy(row), bytes_kept(self.method)
         self.results.details.append({**detail, "kept": kept})
-        micro = {"micro_f1": [score["micro_f1"] for score in detail["scores"]]} if "scores" in detail else {}
-        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, **micro, "kept": kept})
+        names = ("macro_f1_own", "micro_f1") if "scores" in detail else ()
+        other = {name: [score[name] for score in detail["scores"]] for name in names}
+        self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, **other, "kept": kept})
         self.observe(task, row)
 
     def note(self) -> None:
@@ -270,7 +272,8 @@ class Trainer:
         """A new one, with the state it had in the checkpoint, or (reset_optimiser off) in the stage before."""
         train = self.config.train
         lr = stage.lr if stage.lr is not None else train.lr
-        head_lr = lr if stage.lr is not None or train.head_lr is None else train.head_lr
+        head_lr = stage.head_lr if stage.lr is not None or stage.head_lr is not None else train.head_lr
+        head_lr = lr if head_lr is None else head_lr
         names = {id(p): name for name, p in self.method.named_parameters()}
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
         for p in parameters:

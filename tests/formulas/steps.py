@@ -202,17 +202,20 @@ def cross_entropy(logits: Array, targets: Array) -> float:
     return float(-np.log(softmax(logits)[np.arange(len(targets)), targets]).mean())
 
 
-def kl_slice(student: Array, teacher: Array, tau: float = 1.0) -> Array:
-    """(rows,): P over all columns, cut to the teacher's (bace.md 3.1)."""
-    p0, p = softmax(teacher / tau), softmax(student / tau)[:, : teacher.shape[1]]
-    result: Array = (p0 * (np.log(p0) - np.log(p))).sum(1)
-    return result
+def kl_slice(student: Array, teacher: Array, tau: float = 1.0, direction: str = "forward") -> Array:
+    """(rows,): P over all columns, cut to the teacher's (docs/bace.md, 3.1)."""
+    return divergence(softmax(teacher / tau), softmax(student / tau)[:, : teacher.shape[1]], direction)
 
 
-def kl_renorm(student: Array, teacher: Array, tau: float = 1.0) -> Array:
+def kl_renorm(student: Array, teacher: Array, tau: float = 1.0, direction: str = "forward") -> Array:
     """(rows,): both renormalised over the teacher's columns."""
-    p0, p = softmax(teacher / tau), softmax(student[:, : teacher.shape[1]] / tau)
-    result: Array = (p0 * (np.log(p0) - np.log(p))).sum(1)
+    return divergence(softmax(teacher / tau), softmax(student[:, : teacher.shape[1]] / tau), direction)
+
+
+def divergence(p0: Array, p: Array, direction: str) -> Array:
+    """(rows,): KL(P0 || P), the teacher's P0 first (`forward`), or KL(P || P0) (`reverse`)."""
+    first, second = (p0, p) if direction == "forward" else (p, p0)
+    result: Array = (first * (np.log(first) - np.log(second))).sum(1)
     return result
 
 

@@ -68,7 +68,7 @@ def test_projection_by_hand(g: list[list[float]], g_ref: list[list[float]], expe
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
 def test_a_gradient_against_the_memory_loses_that_part_and_nothing_else(tiny: Any, modality: str) -> None:
     """g - (g.g_ref / g_ref.g_ref) g_ref; for tokens over all words of both batches, those labelled O too."""
-    method = at_task(tiny, modality, {"name": "a-gem"})
+    method = at_task(tiny, modality, {"name": "a-gem"}, **{"train.replay_o": "label"})
     g, projected, g_ref = before_step(method, some(method), conflict=True)
     assert g @ g_ref < 0
     np.testing.assert_allclose(projected, g - g @ g_ref / (g_ref @ g_ref) * g_ref, rtol=1e-3, atol=1e-5)
@@ -110,7 +110,7 @@ def slope(method: Any, step: Array, batch: Batch, size: float = 1e-5) -> float:
 
 
 def test_parameters_that_the_step_does_not_move_have_no_part_in_it(tiny: Any) -> None:
-    method = at_task(tiny, "image", {"name": "a-gem"})
+    method = at_task(tiny, "image", {"name": "a-gem", "step": "plain"})
     batch = some(method)
     method.model.zero_grad()
     method.loss(batch).backward()
@@ -124,6 +124,7 @@ def test_parameters_that_the_step_does_not_move_have_no_part_in_it(tiny: Any) ->
     loss = F.cross_entropy(method.model(reference).logits, reference.targets)
     g_ref = np.concatenate([array(x).ravel() for x in torch.autograd.grad(loss, moving)])
     assert still.grad is None
+    assert g @ g_ref < 0
     projected = np.concatenate([array(p.grad).ravel() for p in moving])
     np.testing.assert_allclose(projected, g - g @ g_ref / (g_ref @ g_ref) * g_ref, rtol=1e-3, atol=1e-5)
 
@@ -189,6 +190,43 @@ def test_steps_take_whole_batches_of_new_data_and_no_momentum_unless_asked(tiny:
         assert sizes == [8, 8, 4] * 4  # two tasks of 20 examples, two epochs each
 
 
+@pytest.mark.parametrize(
+    ("options", "settings", "rates"),
+    [
+        ({}, {}, [0.1, 0.2]),  # (1 - 0) / (1 - 0.9) of 0.01 and, for the head, of 0.02
+        ({"step": "plain"}, {}, [0.01, 0.02]),
+        ({"momentum": 0.5}, {}, [0.05, 0.1]),
+        ({"momentum": 0.9}, {}, [0.01, 0.02]),
+        ({}, {"train.momentum": 0.5}, [0.02, 0.04]),
+        ({}, {"train.optimiser": "adamw"}, [0.01, 0.02]),  # has averages of its own
+    ],
+)
+def test_a_matched_step_goes_as_far_as_the_runs_with_its_momentum(
+    tiny: Any, options: dict[str, Any], settings: dict[str, Any], rates: list[float]
+) -> None:
+    settings = {"train.lr": 0.01, "train.head_lr": 0.02, **settings}
+    method, stream, config = make(tiny, "image", {"name": "a-gem", **options}, **settings)
+    trainer = Trainer(method, stream, config)
+    trainer.learn(stream[0])
+    assert trainer.optimiser is not None
+    assert sorted({group["lr"] for group in trainer.optimiser.param_groups}) == pytest.approx(rates)
+
+
+def test_under_a_constant_gradient_matched_steps_end_where_those_with_momentum_do() -> None:
+    """n steps of lr / (1 - m) go as far as those of momentum m but for their start: lr m / (1 - m)^2."""
+    lr, m, n = 0.01, 0.9, 200
+    ends = []
+    for options in ({"lr": lr, "momentum": m}, {"lr": lr / (1 - m)}):
+        p = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        optimiser = torch.optim.SGD([p], **options)
+        for _ in range(n):
+            p.grad = torch.ones_like(p)
+            optimiser.step()
+        ends.append(p.item())
+    assert ends[1] == pytest.approx(-n * 0.1, abs=1e-9)
+    assert ends[0] - ends[1] == pytest.approx(lr * m / (1 - m) ** 2, abs=1e-6)
+
+
 # -- nothing conflicts
 
 
@@ -209,8 +247,8 @@ def end(tiny: Any, modality: str, options: dict[str, Any], same: bool = False, *
 @pytest.mark.parametrize("case", ["empty memory", "no reference", "same batch"])
 def test_without_a_conflict_it_is_seq_bit_for_bit(tiny: Any, modality: str, case: str) -> None:
     seq = end(tiny, modality, {"name": "seq"}, **{"train.momentum": 0.0})
-    options = {"name": "a-gem", **({"reference_size": 0} if case == "no reference" else {})}
-    changes = {"memory.size": 0} if case == "empty memory" else {}
+    options = {"name": "a-gem", "step": "plain", **({"reference_size": 0} if case == "no reference" else {})}
+    changes = {"memory.size": 0} if case == "empty memory" else {"train.replay_o": "label"}
     found = end(tiny, modality, options, same=case == "same batch", **changes)
     assert found[0] == seq[0]
     assert_equal_bits(found[1], seq[1])
@@ -220,7 +258,7 @@ def test_with_conflicts_it_is_not_seq(tiny: Any) -> None:
     """And its first task is."""
     one = {"benchmark.tasks": [2]}
     assert_equal_bits(
-        end(tiny, "image", {"name": "a-gem"}, **one)[1],
+        end(tiny, "image", {"name": "a-gem", "step": "plain"}, **one)[1],
         end(tiny, "image", {"name": "seq"}, **{**one, "train.momentum": 0.0})[1],
     )
     agem, seq = (end(tiny, "image", {"name": name}, **{"train.momentum": 0.0})[1] for name in ("a-gem", "seq"))

@@ -1,5 +1,5 @@
 """Whole runs of BaCE: what it equals when its terms are off, that its terms are paired, and its bias correction
-(spec/bace.md sections 7 and 10; acceptance tests 1, 11 and 12)."""
+(docs/bace.md 7)."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""BaCE's exact speed-ups (spec/bace.md 9.3, acceptance test 6): each changes the work and not the result. In double
+"""BaCE's exact speed-ups (docs/bace.md 9): each changes the work and not the result. In double
 precision, with LayerNorm models without dropout."""
 
 from typing import Any

@@ -1,4 +1,5 @@
-"""SEQ, MTL and ER against spec/methods.md (their "Tests" lists and section 5)."""
+"""The losses of SEQ, MTL and ER against numpy, what each is shown by counting the examples of whole runs, where each
+starts and what it leaves alone by its weights, and their equalities (ER without replay is SEQ) bit for bit."""
 
 from collections import Counter
 from typing import Any
@@ -181,6 +182,24 @@ def test_er_sums_or_joins_the_means_of_new_and_replayed_rows(tiny: Any, modality
             assert loss["new"].item() == pytest.approx((n * new + m * old) / (n + m), rel=1e-5)
         values[reduction] = (new, old)
     assert values["sum"] == values["joint"]
+
+
+@pytest.mark.parametrize(
+    "name", ["er", "icarl", "bic", "lucir", "podnet", "dde", "eeil", "gd", "cls-er", "hal", "foster", "memo"]
+)
+def test_with_as_many_replayed_as_new_rows_two_means_are_twice_the_published_loss(tiny: Any, name: str) -> None:
+    """All terms of it: one mean over the batch (`joint`), whose auxiliary weights are the authors'."""
+    method = at_task(tiny, "image", {"name": name})
+    source = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # away from the teachers, so that no term is trivial
+        for p in method.model.parameters():
+            p += 0.1 * torch.randn(p.shape, generator=source)
+    loss, found = method.boost if name == "foster" else method.loss, {}
+    for reduction, rate in (("sum", 0.1), ("joint", 0.2)):  # HAL looks ahead to where a step leads
+        method.reduction, method.now.lr = reduction, rate
+        terms = loss(some(method, 4))
+        found[reduction] = torch.stack(list(terms.values())).sum().item()
+    assert found["sum"] == pytest.approx(2 * found["joint"], rel=1e-9)
 
 
 def test_er_replays_half_a_batch_after_the_first_task(tiny: Any) -> None:

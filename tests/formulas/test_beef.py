@@ -34,7 +34,7 @@ UNEQUAL = {"benchmark.tasks": [2, 1, 2]}
 
 
 def beef(**changes: Any) -> dict[str, Any]:
-    return {"name": "beef", "init_epochs": 1, "expand_epochs": 1, "fuse_epochs": 1, **changes}
+    return {"name": "beef", "init_epochs": 1, "expand_epochs": 1, "fuse_epochs": 1, "fuse_steps": 0, **changes}
 
 
 def linear(features: Array, head: Any) -> Array:
@@ -71,6 +71,22 @@ def test_expansion_loss_in_numpy(tiny: Any, modality: str) -> None:
     assert terms.keys() == {"new", "replay"}
     assert terms["new"].item() == pytest.approx(cross_entropy(u[:n], own[:n]), rel=1e-4)
     assert terms["replay"].item() == pytest.approx(cross_entropy(u[n:], own[n:]), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "alignment"), [({}, 1.0), ({"mode": "concat"}, 1.7), ({"alignment": 1.3}, 1.3)], ids=str
+)
+def test_old_logits_are_divided_where_new_examples_outnumber_the_old(
+    tiny: Any, options: dict[str, Any], alignment: float
+) -> None:
+    method, _, _ = at_stage(tiny, "image", beef(energy=0.0, **options), "expand")
+    batch = some(method, 10)
+    with recorded_passes() as passes:
+        terms = method.loss(batch)
+    u, _ = expansion(method, passes[0].batch)
+    u[:, :1] /= alignment
+    own = np.array([{0: 0, 1: 0, 2: 1, 3: 2}[c] for c in passes[0].batch.targets.tolist()])
+    assert terms["new"].item() == pytest.approx(cross_entropy(u[:10], own[:10]), rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("tasks", [[2, 1, 2], [1, 3, 1]])
@@ -272,6 +288,17 @@ def test_fusion_trains_two_scalars_for_each_old_task_and_nothing_else(tiny: Any)
     ]
 
 
+@pytest.mark.parametrize(("least", "epochs"), [(0, 3), (6, 3), (7, 4), (20, 10)])
+def test_fusion_gets_the_steps_it_needs_however_small_its_set_is(tiny: Any, least: int, epochs: int) -> None:
+    """15 examples in batches of 8: two steps an epoch."""
+    options = beef(fuse_epochs=3, fuse_steps=least)
+    method, trainer, stage = at_stage(tiny, "image", options, "fuse", 2, **UNEQUAL)
+    steps = []
+    stage.loss = lambda batch: steps.append(len(batch)) or method.fuse(batch)  # type: ignore[func-returns-value]
+    trainer.train(stage, 2)
+    assert steps == [8, 7] * epochs
+
+
 def test_fusion_sees_as_many_examples_of_each_class(tiny: Any) -> None:
     method, _, stage = at_stage(tiny, "image", beef(), "fuse", 2, **UNEQUAL)
     examples = stage.examples()
@@ -328,7 +355,15 @@ def test_each_task_adds_a_whole_encoder_or_with_adapters_only_these(tiny: Any) -
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"expand_epochs": 0}, {"energy": -1.0}, {"energy_lr": -1.0}, {"alignment": 0.0}, {"fuse_lr": 0.0}]
+    "wrong",
+    [
+        {"expand_epochs": 0},
+        {"fuse_steps": -1},
+        {"energy": -1.0},
+        {"energy_lr": -1.0},
+        {"alignment": 0.0},
+        {"fuse_lr": 0.0},
+    ],
 )
 def test_wrong_values_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -1,4 +1,4 @@
-"""Bias correction of the new logits (spec/bace.md section 7 and acceptance test 11)."""
+"""Bias correction of the new logits (docs/bace.md 7)."""
 
 import math
 

@@ -27,7 +27,7 @@ def unit(seed: int = 0, rows: int = 8) -> Array:
 
 
 def contrast_by_loops(u: Array, y: Any, anchors: Any, tau: float) -> float:
-    """spec/methods.md, Co2L, "Step"."""
+    """-tau/0.07 times the sum over anchors of the mean over positives of log soft-max of u.u/tau, over all rows."""
     total = 0.0
     for i in range(len(u)):
         others = [a for a in range(len(u)) if a != i]

@@ -306,7 +306,7 @@ def test_a_run_with_learned_removal_resumes_exactly_in_both_stages(tiny: Any, tm
     check_resume_equals_the_straight_run(tiny, LEARNED, "image", tmp_path)
 
 
-# -- section 5, and refusals
+# -- equalities with other methods, and refusals
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])

@@ -56,7 +56,7 @@ def by_slot(method: Any, slots: Tensor) -> list[Array]:
 @pytest.mark.parametrize("modality", ["image", "token"])
 def test_three_terms_over_two_draws_and_each_row_is_matched_on_the_columns_it_had(tiny: Any, modality: str) -> None:
     """L = CE(z, y) + alpha mean (z(x1) - z1)^2 + beta CE(z(x2), y2); the mean is over all entries that were stored."""
-    method = at_task(tiny, modality, derpp(), **{"train.batch_size": 16})
+    method = at_task(tiny, modality, derpp(), **{"train.batch_size": 16, "train.replay_o": "label"})
     for step in range(2):  # some slots are now of this task: wider notes beside narrower ones
         batch = new_batch(method, step)
         method.loss(batch)
@@ -189,7 +189,7 @@ def test_replay_starts_in_the_first_task_beside_a_whole_batch_and_takes_its_shar
 
 @pytest.mark.parametrize("modality", ["image", "token"])
 def test_with_a_teacher_both_terms_share_one_draw_and_the_old_columns_are_matched(tiny: Any, modality: str) -> None:
-    method = at_task(tiny, modality, derpp(logits="teacher"))
+    method = at_task(tiny, modality, derpp(logits="teacher"), **{"train.replay_o": "label"})
     teacher, old = method.teacher, method.now.known
     for p in method.model.parameters():  # away from the teacher
         p.data += 0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(p.shape)))
@@ -265,6 +265,24 @@ def test_a_term_of_weight_0_is_not_passed_and_does_not_change_the_others_draw(ti
     drawn = method.memory.examples[method.memory.draw(4, method.now.rng(left))]
     assert passes[0].batch.examples.tolist() == [*batch.examples.tolist(), *drawn.tolist()]
     assert set(loss) == {"new", "replay" if off == "alpha" else "match"}
+
+
+@pytest.mark.parametrize(("logits", "alpha"), [("stored", 0.2), ("teacher", 0.5)])
+def test_the_matching_has_the_published_weight_of_its_variant_unless_one_is_given(
+    tiny: Any, logits: str, alpha: float
+) -> None:
+    """0.2 and 0.5 in the original (CIFAR-10, 500 slots), 0.5 and 0.5 in the code of BaCE's authors."""
+    method = at_task(tiny, "image", {"name": "derpp", "logits": logits})
+    for p in method.model.parameters():  # away from what is to be matched
+        p.data += 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(p.shape)))
+    batch = new_batch(method, count=4)
+    by_default = method.loss(batch)
+    method.alpha = method.beta = 1.0
+    plain = method.loss(batch)
+    assert plain["match"].item() > 1e-3
+    assert by_default["match"].item() == pytest.approx(alpha * plain["match"].item(), rel=1e-5)
+    assert by_default["replay"].item() == pytest.approx(0.5 * plain["replay"].item(), rel=1e-5)
+    assert make(tiny, "image", derpp(alpha=0.7, logits=logits))[0].alpha == 0.7
 
 
 def test_what_cannot_work_is_refused(tiny: Any) -> None:

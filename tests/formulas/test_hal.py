@@ -69,7 +69,7 @@ def test_the_anchor_loss_is_the_squared_change_of_the_anchors_logits_over_one_st
     assert len(passes) == 3
     expected = ((z - z_ahead) ** 2).sum(1).mean()
     assert expected > 1e-3
-    assert loss["anchor"].item() == pytest.approx(2 * expected, rel=1e-8)
+    assert loss["anchor"].item() == pytest.approx(2 * 2 * expected, rel=1e-8)  # the cross-entropy is two means
     logits, targets = logits_of(method.model, both), both.targets.numpy()
     assert loss["new"].item() == pytest.approx(cross_entropy(logits[:4], targets[:4]), rel=1e-8)
     assert loss["replay"].item() == pytest.approx(cross_entropy(logits[4:], targets[4:]), rel=1e-8)
@@ -93,7 +93,7 @@ def test_its_gradient_moves_both_sides_and_holds_the_look_aheads_gradient_consta
             for p, q, d, g in zip(here.parameters(), there.parameters(), direction, step, strict=True):
                 p += s * d
                 q += s * d + g
-        return float(2 * ((logits_of(here, anchors) - logits_of(there, anchors)) ** 2).sum(1).mean())
+        return float(2 * 2 * ((logits_of(here, anchors) - logits_of(there, anchors)) ** 2).sum(1).mean())
 
     expected = (value(1e-5) - value(-1e-5)) / 2e-5
     gradient = torch.autograd.grad(method.loss(some_of_all(method))["anchor"], theta, materialize_grads=True)

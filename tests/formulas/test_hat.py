@@ -26,9 +26,9 @@ SMALL = {"name": "hat", "latent": 6}
 
 
 def hat_at(tiny: Any, modality: str = "image", task: int = 1, **options: Any) -> Any:
-    """At step 1 of 4 of the task's first epoch."""
+    """At step 1 of 4 of the task's only epoch."""
     method = at_task(tiny, modality, {**SMALL, **options}, task, **{"benchmark.tasks": [2, 2, 1]})
-    method.now.step, method.now.steps = 1, 4
+    method.now.step, method.now.steps, method.now.epochs = 1, 4, 1
     return method
 
 
@@ -109,9 +109,10 @@ def test_the_network_of_the_first_task_starts_as_the_pre_trained_one(tiny: Any, 
             assert torch.equal(method.model(batch).features, plain(batch).features)
 
 
-def test_the_slope_rises_within_every_epoch(tiny: Any) -> None:
-    """s = 1/smax + (smax - 1/smax) i/n: 20 examples in batches of 8 are three steps."""
-    method, stream, config = make(tiny, "image", {**SMALL, "smax": 100.0})
+@pytest.mark.parametrize("anneal", ["stage", "epoch"])
+def test_the_slope_rises_over_the_stage_or_within_every_epoch(tiny: Any, anneal: str) -> None:
+    """s = 1/smax + (smax - 1/smax) i/n: two epochs of 20 examples in batches of 8 are twice three steps."""
+    method, stream, config = make(tiny, "image", {**SMALL, "smax": 100.0, "anneal": anneal})
     passed: list[Any] = []
     method.model.register_forward_pre_hook(
         lambda model, _: (
@@ -122,9 +123,10 @@ def test_the_slope_rises_within_every_epoch(tiny: Any) -> None:
     for task in stream:
         trainer.at = At(task=task.index)
         trainer.learn(task)
-    one_epoch = [0.01 + 99.99 * i / 3 for i in range(3)]
+    n, times = (6, 1) if anneal == "stage" else (3, 2)
+    once = [0.01 + 99.99 * i / n for i in range(n)] * times
     assert [task for task, _ in passed] == [0] * 6 + [1] * 6
-    assert [scale for _, scale in passed] == pytest.approx(one_epoch * 4)
+    assert [scale for _, scale in passed] == pytest.approx(once * 2)
 
 
 def test_gates_at_the_steepest_slope_are_nearly_binary() -> None:
@@ -224,6 +226,28 @@ def test_the_compensation_is_clipped_where_the_gate_is_saturated(tiny: Any) -> N
     method.gates.compensate(1, 100.0, 500.0)
     factor = 500 / 100 * (math.cosh(50) + 1) / (math.cosh(2) + 1)
     np.testing.assert_allclose(array(gate.embeddings[1].grad), 1e-12 * factor, rtol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{}, {"train.optimiser": "adamw", "train.lr": 0.005}], ids=["sgd", "adamw"])
+def test_gates_move_as_far_as_in_so_many_steps(tiny: Any, settings: dict[str, Any]) -> None:
+    """One step where eight are wanted: eight times as far, adapters, norms and head as they would be; one where one or
+    none is wanted: as the optimiser says."""
+    ends = {}
+    for wanted in (0, 1, 8):
+        changes = {"train.batch_size": 20, "train.epochs": 1, **settings}
+        method, stream, config = make(tiny, "image", {**SMALL, "gate_steps": wanted, "lamb": 50.0}, **changes)
+        Trainer(method, stream, config).learn(stream[0])
+        ends[wanted] = weights(method.model)
+    start, _, _ = make(tiny, "image", {**SMALL}, **{"train.batch_size": 20, **settings})
+    start.grow(start.stream[0])
+    for name, before in weights(start.model).items():
+        assert torch.equal(ends[0][name], ends[1][name])
+        if "gate.embeddings" in name:
+            moved = (before + 8 * (ends[0][name] - before)).clamp(-6, 6)
+            torch.testing.assert_close(ends[8][name], moved, rtol=1e-4, atol=1e-5)
+            assert (ends[0][name] - before).abs().max() > 1e-3
+        elif not name.endswith("used"):
+            assert torch.equal(ends[0][name], ends[8][name])
 
 
 def test_embeddings_stay_between_minus_six_and_six(tiny: Any) -> None:

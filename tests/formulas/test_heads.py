@@ -1,4 +1,4 @@
-"""The growing heads (spec/bace.md 1.3 and 1.4)."""
+"""The growing heads."""
 
 import math
 
@@ -137,7 +137,7 @@ def test_a_head_without_classes_gives_no_columns(kind: type[Head]) -> None:
     assert kind(4).double()(torch.randn(3, 4, dtype=torch.float64)).shape == (3, 0)
 
 
-# -- imprinted rows (1.4)
+# -- imprinted rows
 
 
 def test_imprinted_rows_point_to_the_mean_of_unit_features_at_the_mean_norm_of_the_old_rows() -> None:

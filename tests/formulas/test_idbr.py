@@ -1,6 +1,7 @@
 """IDBR's loss in ordinary steps and in rounds of replay against numpy, halves of texts against plain Python on lists of
 tokens, rounds against the memory's contents, texts nearest to centres against scikit-learn, resume between rounds."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from steps import Array, array, at_task, cross_entropy, make, recorded_passes, t
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.methods.idbr import IDBR, central, halve
-from bace.models.model import Model
+from bace.methods.idbr import IDBR, Halves, central, halve
 from bace.randomness import generator
 from bace.stream import Batch
 from bace.trainer import At, Trainer
@@ -50,80 +50,145 @@ def tokens(inputs: dict[str, Tensor], i: int) -> list[int]:
     return found
 
 
+def in_halves(text: list[int], a: int, swapped: bool = False) -> tuple[list[int], list[int]]:
+    """Tokens and token types of a text, without its [CLS] and [SEP], cut after `a` tokens."""
+    first, second = (text[a:], text[:a]) if swapped else (text[:a], text[a:])
+    return [CLS, *first, SEP, *second, SEP], [0] * (len(first) + 2) + [1] * (len(second) + 1)
+
+
+def padded(written: list[list[int]]) -> dict[str, Tensor]:
+    length = max(map(len, written))
+    ids = torch.tensor([text + [0] * (length - len(text)) for text in written])
+    mask = torch.tensor([[1] * len(text) + [0] * (length - len(text)) for text in written])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
 texts = st.lists(st.lists(st.integers(10, 60), max_size=9), min_size=1, max_size=4)
 
 
-@given(texts, st.lists(st.floats(0, 1, exclude_max=True), min_size=4, max_size=4))
-def test_a_text_is_cut_in_two_and_swapped_and_each_token_is_still_there_once(
-    written: list[list[int]], shares: list[float]
+@given(texts, st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=4, max_size=4))
+def test_a_text_is_cut_in_two_or_swapped_and_each_token_is_still_there_once(
+    written: list[list[int]], ways: list[tuple[int, bool]]
 ) -> None:
-    length = max(map(len, written)) + 2
-    ids = torch.tensor([[CLS, *text, SEP, *[0] * (length - 2 - len(text))] for text in written])
-    mask = (torch.arange(length) < torch.tensor([[len(text) + 2] for text in written])).long()
-    cut = torch.tensor(shares[: len(written)], dtype=torch.float64)
-    plain, swapped = (
-        halve({"input_ids": ids, "attention_mask": mask}, cut, swap=swap, longest=20, typed=True)
-        for swap in (False, True)
+    cuts = [min(cut, len(text)) for text, (cut, _) in zip(written, ways, strict=False)]
+    made = halve(
+        padded([[CLS, *text, SEP] for text in written]),
+        torch.tensor([len(text) for text in written]),
+        torch.tensor(cuts),
+        torch.tensor([swapped for _, swapped in ways[: len(written)]]),
+        typed=True,
     )
     for i, text in enumerate(written):
-        a = min(1 + int(shares[i] * (len(text) - 1)), len(text)) if text else 0  # tokens before the cut
-        assert a == len(text) or 0 < a < len(text)
-        assert tokens(plain, i) == [CLS, *text[:a], SEP, *text[a:], SEP]
-        assert tokens(swapped, i) == [CLS, *text[a:], SEP, *text[:a], SEP]
-        types = [made["token_type_ids"][i].tolist()[: len(text) + 3] for made in (plain, swapped)]
-        assert types[0] == [0] * (a + 2) + [1] * (len(text) - a + 1)
-        assert types[1] == [0] * (len(text) - a + 2) + [1] * (a + 1)
-    assert plain["input_ids"].shape == plain["token_type_ids"].shape == (len(written), length + 1)
-    assert (plain["input_ids"][plain["attention_mask"] == 0] == 0).all()
+        ids, types = in_halves(text, cuts[i], ways[i][1])
+        assert tokens(made, i) == ids
+        assert made["token_type_ids"][i].tolist()[: len(ids)] == types
+    assert made["input_ids"].shape == made["token_type_ids"].shape
+    assert (made["input_ids"][made["attention_mask"] == 0] == 0).all()
 
 
-def test_a_text_as_long_as_the_encoder_allows_loses_its_last_token() -> None:
-    inputs = {"input_ids": torch.tensor([[CLS, 10, 11, 12, 13, SEP]]), "attention_mask": torch.ones(1, 6).long()}
-    plain, swapped = (
-        halve(inputs, torch.tensor([0.5], dtype=torch.float64), swap=swap, longest=6, typed=False)
-        for swap in (False, True)
-    )
-    assert tokens(plain, 0) == [CLS, 10, 11, SEP, 12, SEP]
-    assert tokens(swapped, 0) == [CLS, 12, SEP, 10, 11, SEP]
-    assert set(plain) == {"input_ids", "attention_mask"}
+def read_by(method: Any) -> Any:
+    """What the encoder of a method is given from now on, text by text: (tokens, token types)."""
+    given: list[tuple[list[int], list[int]]] = []
+    forward = method.model.encoder.forward
+
+    def noted(inputs: dict[str, Tensor], *rest: Any) -> Any:
+        for i in range(len(inputs["input_ids"])):
+            ids = tokens(inputs, i)
+            given.append((ids, inputs["token_type_ids"][i].tolist()[: len(ids)]))
+        return forward(inputs, *rest)
+
+    method.model.encoder.forward = noted
+    return given
+
+
+def words_of(method: Any, examples: Tensor) -> list[list[int]]:
+    """Tokens of these texts as the stream has them, without [CLS] and [SEP]."""
+    inputs = method.stream.batch(examples).inputs
+    return [tokens(inputs, i)[1:-1] for i in range(len(examples))]
+
+
+def test_prediction_the_features_that_are_held_and_the_choice_of_memory_read_texts_cut_in_the_middle(tiny: Any) -> None:
+    method = at_task(tiny, "text", idbr())
+    task = method.stream[1]
+    ways = {
+        "predict": lambda: method.predict(method.stream.batch(task.train)),
+        "note": lambda: method.note(task),
+        "choose": lambda: method.choose(task.train, task, 3),
+    }
+    for way, act in ways.items():
+        given = read_by(method)
+        act()
+        read = method.held(task) if way == "note" else task.train
+        wanted = [in_halves(text, len(text) // 2) for text in words_of(method, read)]
+        assert sorted(given) == sorted(wanted), way
+
+
+def test_a_text_as_long_as_the_encoder_allows_loses_its_last_token(tiny: Any) -> None:
+    method = make(tiny, "text", idbr())[0]
+    method.model.encoder.max_tokens = 6
+    given = read_by(method)
+    batch = Batch(padded([[CLS, 10, 11, 12, 13, SEP], [CLS, 10, SEP]]), *[torch.zeros(2, dtype=torch.int64)] * 3)
+    method.model(batch)
+    assert given == [in_halves([10, 11, 12], 1), in_halves([10], 0)]
+
+
+def test_in_training_texts_are_cut_at_random_and_their_swapped_copies_at_another_place(tiny: Any) -> None:
+    method = at_task(tiny, "text", idbr())
+    batch = some(method, 10)
+    (piece,) = method.expand(batch)
+    given = read_by(method)
+    method.loss(piece)
+    written = words_of(method, batch.examples)
+    cuts = []
+    for i, (text, read) in enumerate(zip(written + written, given, strict=True)):
+        found = [a for a in range(1, len(text)) if in_halves(text, a, swapped=i >= 10) == read]
+        assert found, (text, read)
+        cuts.append(found)
+    assert any(not set(a) & set(b) for a, b in zip(cuts[:10], cuts[10:], strict=True))
+    (again,) = method.expand(some(method, 10, step=1))
+    assert not torch.equal(again.inputs["cut"], piece.inputs["cut"])
 
 
 def test_every_cut_between_two_tokens_is_as_likely(tiny: Any) -> None:
     method = at_task(tiny, "text", idbr())
     batch = some(method, 1)
     (words,) = (batch.inputs["attention_mask"].sum(1) - 2).tolist()
-    counts = np.zeros(words + 1)
     many = Batch(
         {key: value.repeat(600, 1) for key, value in batch.inputs.items()},
         batch.targets.repeat(600),
         batch.examples.repeat(600),
         batch.rows.repeat(600),
     )
-    cut = method.halved(many, torch.Generator().manual_seed(0))
-    first = (cut.inputs["input_ids"][:600] == SEP).long().argmax(1) - 1
-    for place in first.tolist():
-        counts[place] += 1
-    assert counts[0] == counts[-1] == 0
+    cut = method.halved(many, torch.Generator().manual_seed(0)).inputs["cut"]
     expected = 600 / (words - 1)
-    assert ((counts[1:-1] - expected) ** 2 / expected).sum() < 25  # chi-square, at most 8 degrees of freedom
+    for part in cut.split(600):
+        counts = np.bincount(part.numpy(), minlength=words + 1)
+        assert counts[0] == counts[words] == 0
+        assert ((counts[1:-1] - expected) ** 2 / expected).sum() < 25  # chi-square, at most 8 degrees of freedom
 
 
 def test_an_encoder_of_one_token_type_is_given_none(tiny: Any) -> None:
     method = at_task(tiny, "text", idbr())
-    assert "token_type_ids" in next(iter(method.expand(some(method)))).inputs
     method.model.encoder.embeddings.token_type_embeddings = torch.nn.Embedding(1, 16)
-    (piece,) = method.expand(some(method))
-    assert "token_type_ids" not in piece.inputs
-    method.loss(piece)
+    given: list[set[str]] = []
+    forward = method.model.encoder.forward
+    method.model.encoder.forward = lambda inputs, *rest: given.append(set(inputs)) or forward(inputs, *rest)
+    method.loss(next(iter(method.expand(some(method)))))
+    assert given == [{"input_ids", "attention_mask"}]
 
 
 # -- the loss
 
 
 def parts_of(method: Any, batch: Batch) -> tuple[Array, Array, Array]:
-    """g, s and the logits by hand, from the class token of the bare encoder."""
+    """g, s and the logits by hand, from the class tokens of the bare encoder."""
+    inputs = batch.inputs
+    halves = [
+        in_halves(tokens(inputs, i)[1:-1], int(inputs["cut"][i]), bool(inputs["swapped"][i])) for i in range(len(batch))
+    ]
     with torch.no_grad():
-        h = array(method.model.encoder(batch.inputs)[:, 0])
+        made = {**padded([ids for ids, _ in halves]), "token_type_ids": padded([t for _, t in halves])["input_ids"]}
+        h = array(method.model.encoder(made)[:, 0])
     both = np.tanh(linear(method.model.parts, h))
     head = method.model.head
     rows = np.concatenate([array(block) for block in head.blocks])
@@ -169,7 +234,7 @@ def test_in_the_first_task_nothing_is_held_or_replayed(tiny: Any) -> None:
     assert len(method.before) == 0
 
 
-def test_features_are_held_at_those_of_whole_texts_before_the_task_under_the_network_of_then(tiny: Any) -> None:
+def test_features_are_held_at_those_before_the_task_under_the_network_of_then(tiny: Any) -> None:
     method, stream, config = make(tiny, "text", idbr())
     trainer = Trainer(method, stream, config)
     trainer.learn(stream[0])
@@ -196,15 +261,13 @@ def test_features_are_held_at_those_of_whole_texts_before_the_task_under_the_net
     assert torch.allclose(seen[0], wanted, atol=1e-6)
 
 
-def test_nothing_is_held_back_before_the_first_update_but_what_the_cut_changes(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The features noted are those of whole texts: without a cut the term is 0 until the first update."""
+def test_nothing_is_held_back_before_the_first_update_but_what_the_cut_changes(tiny: Any) -> None:
+    """Cut in the middle, as the texts were when their features were noted, the term is 0 until the first update."""
     method = at_task(tiny, "text", idbr())
     (piece,) = method.expand(some(method))
-    assert method.loss(piece)["hold"].item() > 0
-    monkeypatch.setattr("bace.methods.idbr.halve", lambda inputs, cut, **options: dict(inputs))
-    (piece,) = method.expand(some(method))
+    assert method.loss(piece)["hold"].item() > 1e-6
+    middle = (piece.inputs["attention_mask"].sum(1) - 2) // 2
+    piece = dataclasses.replace(piece, inputs={**piece.inputs, "cut": middle})
     assert method.loss(piece)["hold"].item() < 1e-10
     take_step(method, piece)
     assert method.loss(piece)["hold"].item() > 1e-6
@@ -325,11 +388,11 @@ def test_memory_keeps_distinct_texts_nearest_to_the_centres_of_clusters_of_class
     Trainer(method, stream, config).learn(stream[0])
     kept = method.memory.examples
     assert len(set(kept.tolist())) == 8
-    whole = Model(method.model.encoder, torch.nn.Identity(), torch.float32).eval()  # type: ignore[arg-type]
+    bare = Halves(method.model.encoder, torch.nn.Identity(), torch.float32).eval()  # type: ignore[arg-type]
     for c in (0, 1):
         members = stream[0].train[stream.targets[stream[0].train] == c]
         with torch.no_grad():
-            h = whole(stream.batch(members)).features
+            h = bare(stream.batch(members)).features
         rng = generator(0, "k-means", 0, c)
         assert kept[method.memory.group == c].tolist() == members[central(h, 4, rng)].tolist()
 

@@ -55,7 +55,13 @@ def shown(method: Any, examples: Tensor) -> Batch:
 # -- training
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "concat"}, {"reduction": "joint"}], ids=str)
+def test_by_default_the_memory_is_shuffled_into_the_tasks_data() -> None:
+    assert (IL2M().mode, IL2M(mode="batch").mode) == ("concat", "batch")
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "concat"}, {"mode": "batch"}, {"mode": "batch", "reduction": "joint"}], ids=str
+)
 def test_training_and_memory_are_ers_bit_for_bit(tiny: Any, options: dict[str, str]) -> None:
     er, il2m = (bace.run(tiny.settings("text", method={"name": name, **options})) for name in ("er", "il2m"))
     assert_equal_bits(weights(er.method.model), weights(il2m.method.model))
@@ -96,7 +102,8 @@ def test_rows_with_an_old_class_on_top_are_untouched_and_new_scores_never_change
 @pytest.mark.parametrize("score", ["prob", "logits"])
 def test_ratios_of_one_give_ers_predictions_exactly(tiny: Any, score: str) -> None:
     """mu_cur = mu_init and equal confidences, whatever the network."""
-    er, il2m = (bace.run(tiny.settings("image", method=m)) for m in ("er", {"name": "il2m", "score": score}))
+    methods = ({"name": "er", "mode": "concat"}, {"name": "il2m", "score": score})
+    er, il2m = (bace.run(tiny.settings("image", method=m)) for m in methods)
     method: Any = il2m.method
     method.initial = method.initial.abs() + 0.1
     method.current, method.confidence = method.initial.clone(), torch.full_like(method.confidence, 0.7)

@@ -15,7 +15,7 @@ from bace.methods.l2p import L2P
 from bace.stream import Batch
 from bace.trainer import At, Trainer
 
-OPTIONS = {"name": "l2p", "pool": 6, "length": 3, "top": 2}
+OPTIONS = {"name": "l2p", "recipe": "cifar100", "pool": 6, "length": 3, "top": 2}
 
 
 def some(method: Any, count: int = 5, task: int | None = None) -> Batch:
@@ -213,7 +213,7 @@ def test_training_changes_prompts_keys_and_head_and_nothing_else(tiny: Any, moda
 
 
 def test_the_head_starts_at_zero_and_the_pool_just_above(tiny: Any) -> None:
-    method = at_task(tiny, "image", {"name": "l2p"}, task=0)
+    method = at_task(tiny, "image", {"name": "l2p", "recipe": "cifar100"}, task=0)
     assert not any(p.any() for p in method.model.head.parameters())
     assert method.model.pool.prompts.shape == (10, 10, 16)
     assert method.model.pool.keys.shape == (10, 16)
@@ -254,6 +254,32 @@ def test_under_a_prompt_mask_each_task_trains_its_own_prompts_from_copies_of_the
     assert torch.equal(method.model.pool.prompts[2:4], method.model.pool.prompts[:2])
 
 
+def test_each_recipe_is_what_the_authors_published_and_every_value_of_it_can_be_replaced() -> None:
+    """configs/five_datasets_l2p and configs/cifar100_l2p of google-research/l2p."""
+
+    def values(**options: Any) -> tuple[Any, ...]:
+        method = L2P(**options)
+        return method.pool, method.length, method.top, method.gamma, method.prompt_mask, method.lr, method.clip
+
+    assert values(recipe="5-datasets") == values() == (20, 10, 4, 0.5, True, 0.03, 1.0)
+    assert values(recipe="cifar100") == (10, 10, 4, 1.0, False, 0.03, 1.0)
+    assert values(pool=8, gamma=0.0, prompt_mask=False) == (8, 10, 4, 0.0, False, 0.03, 1.0)
+    assert values(recipe="cifar100", prompt_mask=True, top=2) == (10, 10, 2, 1.0, True, 0.03, 1.0)
+
+
+@pytest.mark.parametrize("recipe", ["5-datasets", "cifar100"])
+def test_in_the_recipe_for_cifar100_a_task_changes_the_prompts_of_the_task_before(tiny: Any, recipe: str) -> None:
+    method, stream, config = make(tiny, "image", {"name": "l2p", "recipe": recipe})
+    trainer, moved = Trainer(method, stream, config), []
+    for task in stream:
+        before = method.model.pool.prompts.detach().clone()
+        trainer.at = At(task=task.index)
+        trainer.learn(task)
+        moved.append((method.model.pool.prompts.detach() != before).flatten(1).any(1))
+    assert int(moved[0].sum()) >= 4
+    assert bool((moved[0] & moved[1]).any()) == (recipe == "cifar100")
+
+
 def test_what_a_task_must_take_is_taken_by_all(tiny: Any) -> None:
     method = standing(tiny, "image", prompt_mask=True)
     batch = some(method)
@@ -265,7 +291,7 @@ def test_what_a_task_must_take_is_taken_by_all(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"top": 11}, {"top": 0}, {"length": 0}, {"gamma": -1.0}, {"lr": 0.0}, {"clip": -1.0}]
+    "wrong", [{"top": 21}, {"pool": 3}, {"top": 0}, {"length": 0}, {"gamma": -1.0}, {"lr": 0.0}, {"clip": -1.0}]
 )
 def test_impossible_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -1,4 +1,4 @@
-"""The formulas of losses.py (spec/bace.md sections 2 and 3; acceptance tests 1 to 4)."""
+"""The formulas of losses.py (docs/bace.md 2, 3) against numpy, numbers by hand and finite differences."""
 
 import math
 from typing import Any
@@ -214,15 +214,16 @@ def test_weights_sum_to_one_and_do_not_depend_on_the_scale(
 
 
 @pytest.mark.parametrize("tau", [1.0, 2.0])
-def test_distillation_is_the_kl_divergence_from_teacher_to_student_in_both_readings(tau: float) -> None:
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_distillation_is_the_kl_divergence_in_both_directions_and_readings(direction: Any, tau: float) -> None:
     student, teacher = normal(5, 7, seed=4), normal(5, 4, seed=5)
     log_teacher = F.log_softmax(teacher / tau, 1)
     s, t = array(student), array(teacher)
     for mode, formula in (("slice", kl_slice), ("renorm", kl_renorm)):
-        expected = tau**2 * formula(s, t, tau)
-        value = distillation(student, log_teacher, mode=mode, tau=tau)  # type: ignore[arg-type]
-        assert float(value) == pytest.approx(expected.mean(), rel=1e-10)
-        mean = distillation(student, log_teacher, mode=mode, tau=tau, reduction="mean")  # type: ignore[arg-type]
+        expected = tau**2 * formula(s, t, tau, direction)
+        reading: Any = {"mode": mode, "direction": direction, "tau": tau}
+        assert float(distillation(student, log_teacher, **reading)) == pytest.approx(expected.mean(), rel=1e-10)
+        mean = distillation(student, log_teacher, **reading, reduction="mean")
         assert float(mean) == pytest.approx(expected.mean() / 4, rel=1e-10)
 
 
@@ -237,9 +238,11 @@ def test_distillation_counts_each_row_by_its_weight(tau: float) -> None:
 
 
 def test_distillation_of_a_case_by_hand() -> None:
-    """Student scores (1/2, 1/4 | 1/4), teacher (1/2, 1/2). Slice: 1/2 log 1 + 1/2 log 2. Renormalised (2/3, 1/3):
-    1/2 log(3/4) + 1/2 log(3/2)."""
+    """Student scores (1/2, 1/4 | 1/4), teacher (1/2, 1/2). Slice: 1/2 log 1 + 1/2 log 2, the other way round
+    1/2 log 1 + 1/4 log 1/2. Renormalised (2/3, 1/3): 1/2 log(3/4) + 1/2 log(3/2)."""
     student, teacher = torch.tensor([[0.5, 0.25, 0.25]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    literal = distillation(student, teacher, mode="slice", direction="reverse")
+    assert float(literal) == pytest.approx(-math.log(2) / 4, rel=1e-6)
     assert float(distillation(student, teacher, mode="slice")) == pytest.approx(math.log(2) / 2, rel=1e-6)
     renormalised = (math.log(3 / 4) + math.log(3 / 2)) / 2
     assert float(distillation(student, teacher, mode="renorm")) == pytest.approx(renormalised, rel=1e-5)
@@ -265,6 +268,31 @@ def test_cross_entropy_with_sliced_distillation_trains_towards_the_closed_form(a
     np.testing.assert_allclose(student.grad.numpy(), expected / 5, atol=1e-12)
 
 
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
+def test_the_direction_decides_how_much_old_mass_a_new_sample_keeps(alpha: float) -> None:
+    """3.1: with one new class and a student that agrees with the teacher among the old ones, cross-entropy + alpha KL
+    is -log(1 - m) - alpha log m (forward) or -log(1 - m) + alpha m log m (reverse), m being the old mass. They are
+    least at m = alpha / (1 + alpha), and where 1 / (1 - m) + alpha (1 + log m) = 0."""
+    log_teacher = torch.tensor([[0.7, 0.3]], dtype=torch.float64).log()
+    for direction, excess in (
+        ("forward", lambda m: m - alpha / (1 + alpha)),
+        ("reverse", lambda m: 1 / (1 - m) + alpha * (1 + math.log(m))),
+    ):
+        new = torch.tensor(0.0, dtype=torch.float64, requires_grad=True)  # its logit; the old ones' are log S0
+        reading: Any = {"mode": "slice", "direction": direction}
+        optimiser = torch.optim.LBFGS([new], max_iter=100, tolerance_grad=1e-12, tolerance_change=1e-14)
+
+        def loss(reading: Any = reading, new: Tensor = new, optimiser: Any = optimiser) -> Tensor:
+            optimiser.zero_grad()
+            logits = torch.cat([log_teacher, new[None, None]], 1)
+            value = F.cross_entropy(logits, torch.tensor([2])) + alpha * distillation(logits, log_teacher, **reading)
+            value.backward()
+            return value
+
+        optimiser.step(loss)
+        assert excess(1 / (1 + math.exp(new.item()))) == pytest.approx(0.0, abs=1e-6)
+
+
 def test_a_teacher_without_any_doubt_gives_a_finite_distillation() -> None:
     student, log_teacher = torch.zeros(1, 3), torch.tensor([[0.0, -math.inf]])
     assert float(distillation(student, log_teacher, mode="slice")) == pytest.approx(math.log(3), rel=1e-6)
@@ -280,7 +308,7 @@ def test_logit_matching_looks_at_old_columns_and_reduces_as_it_says() -> None:
     assert float(old_logit_mse(student, teacher, "sum")) == 18 / 2
 
 
-# -- distillation in the cross-entropy form (methods.md section 1) and of feature directions (LUCIR)
+# -- distillation in the cross-entropy form and of feature directions (LUCIR)
 
 
 @pytest.mark.parametrize("tau", [1.0, 2.0, 5.0])

@@ -108,7 +108,8 @@ def test_ranking_without_old_rows_is_zero() -> None:
 
 @pytest.mark.parametrize("modality", ["image", "text"])
 @pytest.mark.parametrize("task", [1, 2])
-def test_loss_is_cross_entropy_feature_term_and_ranking(tiny: Any, modality: str, task: int) -> None:
+def test_loss_is_cross_entropy_and_twice_feature_term_and_ranking(tiny: Any, modality: str, task: int) -> None:
+    """Twice, since the cross-entropy is two means."""
     method = moved(at_task(tiny, modality, {"name": "lucir"}, task, **{"benchmark.tasks": [2, 1, 2]}))
     batch = some_of_all(method)
     terms, both = terms_and_pass(method, batch)
@@ -119,8 +120,8 @@ def test_loss_is_cross_entropy_feature_term_and_ranking(tiny: Any, modality: str
     scores = logits / method.model.head.sigma.item()
     assert terms["new"] == pytest.approx(cross_entropy(logits[:n], targets[:n]), rel=1e-4)
     assert terms["replay"] == pytest.approx(cross_entropy(logits[n:], targets[n:]), rel=1e-4)
-    assert terms["feature"] == pytest.approx(5 * math.sqrt(old / new) * mean_angle(features, before), rel=1e-4)
-    assert terms["margin"] == pytest.approx(ranking_in_numpy(scores, targets, old, 2, 0.5), rel=1e-4)
+    assert terms["feature"] == pytest.approx(2 * 5 * math.sqrt(old / new) * mean_angle(features, before), rel=1e-4)
+    assert terms["margin"] == pytest.approx(2 * ranking_in_numpy(scores, targets, old, 2, 0.5), rel=1e-4)
     assert terms["feature"] > 1e-3
     assert terms["margin"] > 1e-3
 
@@ -147,10 +148,10 @@ def test_on_entities_cross_entropy_leaves_out_o_rows_and_the_feature_term_takes_
     assert terms["new"] == pytest.approx(cross_entropy(logits[new & entity], targets[new & entity]), rel=1e-4)
     assert terms["replay"] == pytest.approx(cross_entropy(logits[~new & entity], targets[~new & entity]), rel=1e-4)
     assert terms["feature"] == pytest.approx(
-        50 * math.sqrt(5 / 4) * mean_angle(features[~entity], before[~entity]), rel=1e-4
+        2 * 50 * math.sqrt(5 / 4) * mean_angle(features[~entity], before[~entity]), rel=1e-4
     )
     scores = logits / method.model.head.sigma.item()  # ranked: O rows, and entities of old types
-    assert terms["margin"] == pytest.approx(ranking_in_numpy(scores, targets, old, 1, 0.5), rel=1e-4)
+    assert terms["margin"] == pytest.approx(2 * ranking_in_numpy(scores, targets, old, 1, 0.5), rel=1e-4)
 
 
 def test_on_entities_what_has_no_rows_has_no_term(tiny: Any) -> None:
@@ -245,7 +246,7 @@ def test_a_linear_head_is_exchanged_for_a_cosine_head(tiny: Any) -> None:
     assert own.model.head.sigma.item() == 4
 
 
-# -- section 5, and refusals
+# -- equalities with other methods, and refusals
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])

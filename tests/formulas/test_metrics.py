@@ -1,6 +1,7 @@
-"""Measures on hand-made matrices (spec/bace.md section 5) and entity scores against seqeval."""
+"""Measures on hand-made matrices, and entity scores against seqeval."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.scheme import IOB2, Entities
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
+import bace
 from bace.errors import ConfigError, DataError
+from bace.evaluation import predict
 from bace.metrics import (
     accuracy,
     average_accuracy,
@@ -21,10 +24,12 @@ from bace.metrics import (
     forgetting,
     forward_transfer,
     last_average_accuracy,
+    new_task_accuracy,
     per_class_accuracy,
     summary,
 )
 
+STRICT = {"mode": "strict", "scheme": IOB2}  # seqeval's
 MATRIX = [[95.0], [70.0, 92.0], [60.0, 75.0, 90.0], [50.0, 65.0, 70.0, 88.0]]
 
 
@@ -32,6 +37,7 @@ def test_the_measures_of_a_matrix_by_hand() -> None:
     assert average_accuracy(MATRIX[1]) == 81
     assert last_average_accuracy(MATRIX) == (50 + 65 + 70 + 88) / 4 == 68.25
     assert average_incremental_accuracy(MATRIX) == (95 + 81 + 75 + 68.25) / 4
+    assert new_task_accuracy(MATRIX) == (92 + 90 + 88) / 3 == 90  # the diagonal without its first number
     # (95 - 50) + (92 - 65) + (90 - 70) over three tasks
     assert forgetting(MATRIX) == pytest.approx(92 / 3)
     assert round(92 / 3, 2) == 30.67
@@ -49,11 +55,21 @@ def test_forgetting_is_negative_where_old_tasks_improve_unless_the_last_row_coun
     assert forgetting(matrix, over="all") == 0
 
 
-def test_a_single_task_has_no_forgetting_and_no_forward_transfer() -> None:
+def test_a_single_task_has_no_new_task_no_forgetting_and_no_forward_transfer() -> None:
+    assert new_task_accuracy([[90.0]]) is None
     assert forgetting([[90.0]]) is None
     assert forgetting([[90.0]], over="all") is None
     assert forward_transfer([], []) is None
-    assert summary([[90.0]]) == {"A": [90], "A_last": 90, "A_avg": 90, "FGT": None, "FGT_all": None, "FWT": None}
+    none = dict.fromkeys(("A_new", "FGT", "FGT_all", "FWT"))
+    assert summary([[90.0]]) == {"A": [90], "A_last": 90, "A_avg": 90, **none}
+
+
+def test_a_new_shows_what_a_last_and_forgetting_hide() -> None:
+    """Both end at the same scores and forget nothing: one learned its second and third task at once, the other late."""
+    quick, late = [[90.0], [90.0, 80.0], [90.0, 80.0, 70.0]], [[90.0], [90.0, 10.0], [90.0, 80.0, 70.0]]
+    assert last_average_accuracy(quick) == last_average_accuracy(late)
+    assert forgetting(quick, over="all") == forgetting(late, over="all") == 0
+    assert (new_task_accuracy(quick), new_task_accuracy(late)) == (75, 40)
 
 
 def test_forward_transfer_is_the_mean_gain_over_chance() -> None:
@@ -66,6 +82,7 @@ def test_the_summary_has_every_measure_by_its_name() -> None:
         "A": [95, 81, 75, 68.25],
         "A_last": 68.25,
         "A_avg": 79.8125,
+        "A_new": 90,
         "FGT": pytest.approx(30.6667, abs=1e-4),
         "FGT_all": pytest.approx(30.6667, abs=1e-4),
         "FWT": 20,
@@ -79,6 +96,7 @@ def test_the_reading_over_all_rows_cuts_each_task_at_zero(tasks: int, scores: li
     last = matrix[-1]
     drops = [max(matrix[j][i] for j in range(i, len(matrix) - 1)) - last[i] for i in range(len(matrix) - 1)]
     assert forgetting(matrix) == pytest.approx(sum(drops) / len(drops), abs=1e-9)
+    assert new_task_accuracy(matrix) == pytest.approx(sum(matrix[t][t] for t in range(1, tasks)) / (tasks - 1))
     assert forgetting(matrix, over="all") == pytest.approx(sum(max(d, 0) for d in drops) / len(drops), abs=1e-9)
 
 
@@ -153,8 +171,9 @@ def test_entity_scores_by_hand() -> None:
     assert scores.recall == pytest.approx(100 / 3)
     assert scores.micro_f1 == pytest.approx(200 / 7)  # 2 * 1 / (4 + 3)
     assert scores.per_type == {"A": 50, "B": 0}  # A: 1 of 2 and 1 of 2; C is neither there nor predicted
-    assert scores.macro_f1 == 25
-    assert (scores.macro_precision, scores.macro_recall) == (25, 25)  # of A and B: 50 and 0
+    assert scores.macro_f1_own == 25
+    assert scores.macro_f1 == pytest.approx(50 / 3)  # X counts, with 0
+    assert (scores.macro_precision, scores.macro_recall) == pytest.approx((50 / 3, 50 / 3))  # of A, B and X: 50, 0, 0
     assert scores.foreign_rate == 50
 
     lenient = entity_scores(gold, predicted, ["A", "B", "C"], foreign="outside")
@@ -162,12 +181,27 @@ def test_entity_scores_by_hand() -> None:
     assert lenient.micro_f1 == pytest.approx(40)  # 2 * 1 / (2 + 3)
     assert lenient.recall == scores.recall
     assert lenient.per_type == scores.per_type
+    assert lenient.macro_f1 == lenient.macro_f1_own == scores.macro_f1_own
+    assert (lenient.macro_precision, lenient.macro_recall) == (25, 25)
     assert lenient.foreign_rate == 50
+
+
+def test_one_foreign_prediction_beside_two_right_ones_costs_a_third_of_seqevals_macro() -> None:
+    gold, predicted = [["B-A", "O", "B-B"]], [["B-A", "B-X", "B-B"]]
+    scores = entity_scores(gold, predicted, ["A", "B"])
+    assert scores.macro_f1 == pytest.approx(200 / 3)
+    assert scores.macro_f1_own == 100
+    assert scores.micro_f1 == pytest.approx(80)  # 2 * 2 / (3 + 2)
+    # seqeval says so in its strict mode, and in the default mode that the paper's authors call
+    assert f1_score(gold, predicted, average="macro", **STRICT) == pytest.approx(2 / 3)
+    assert f1_score(gold, predicted, average="macro") == pytest.approx(2 / 3)
+    assert entity_scores(gold, predicted, ["A", "B"], foreign="outside").macro_f1 == 100
 
 
 def test_entity_scores_are_zero_where_there_is_nothing_to_count() -> None:
     scores = entity_scores([["O"]], [["O"]], ["A"])
-    assert (scores.macro_f1, scores.micro_f1, scores.precision, scores.recall, scores.foreign_rate) == (0, 0, 0, 0, 0)
+    assert (scores.macro_f1, scores.macro_f1_own, scores.micro_f1, scores.foreign_rate) == (0, 0, 0, 0)
+    assert (scores.precision, scores.recall, scores.macro_precision, scores.macro_recall) == (0, 0, 0, 0)
     assert scores.per_type == {}
     assert entity_scores([["O"]], [["B-A"]], ["A"]).per_type == {"A": 0}
 
@@ -188,6 +222,7 @@ def sentences(types: str) -> st.SearchStrategy[list[list[str]]]:
     return st.lists(st.lists(st.sampled_from(tags), min_size=8, max_size=8), min_size=5, max_size=5)
 
 
+EVERY_OWN = [["B-A", "B-B"]]
 EVERY = [["B-A", "B-B", "B-C", "O", "B-A", "I-A", "O", "O"]]  # so that each type occurs on both sides
 
 
@@ -198,38 +233,103 @@ def test_entity_scores_are_those_of_seqevals_strict_mode(gold: list[list[str]], 
     for tags in gold + predicted:
         assert entities(tags) == {(e.start, e.end, e.tag) for e in Entities([tags], IOB2).entities[0]}
     scores = entity_scores(gold, predicted, ["A", "B", "C"])
-    strict = {"mode": "strict", "scheme": IOB2}
-    assert scores.precision == pytest.approx(100 * precision_score(gold, predicted, **strict))
-    assert scores.recall == pytest.approx(100 * recall_score(gold, predicted, **strict))
-    assert scores.micro_f1 == pytest.approx(100 * f1_score(gold, predicted, **strict))
-    assert scores.macro_f1 == pytest.approx(100 * f1_score(gold, predicted, average="macro", **strict))
-    macro = {"average": "macro", **strict}
+    macro = {"average": "macro", **STRICT}
+    assert scores.precision == pytest.approx(100 * precision_score(gold, predicted, **STRICT))
+    assert scores.recall == pytest.approx(100 * recall_score(gold, predicted, **STRICT))
+    assert scores.micro_f1 == pytest.approx(100 * f1_score(gold, predicted, **STRICT))
+    assert scores.macro_f1 == scores.macro_f1_own == pytest.approx(100 * f1_score(gold, predicted, **macro))
     assert scores.macro_precision == pytest.approx(100 * precision_score(gold, predicted, **macro))
     assert scores.macro_recall == pytest.approx(100 * recall_score(gold, predicted, **macro))
-    by_type = f1_score(gold, predicted, average=None, **strict)
+    by_type = f1_score(gold, predicted, average=None, **STRICT)
     assert list(scores.per_type.values()) == pytest.approx([100 * f for f in by_type])
     assert scores.foreign_rate == 0
 
 
 @settings(max_examples=150, deadline=None)
 @given(gold=sentences("AB"), predicted=sentences("ABXY"))
-def test_foreign_types_count_in_micro_as_in_seqeval_and_outside_maps_their_tags_to_o(
+def test_foreign_types_count_in_micro_and_macro_as_in_seqeval_and_outside_maps_their_tags_to_o(
     gold: list[list[str]], predicted: list[list[str]]
 ) -> None:
-    strict = {"mode": "strict", "scheme": IOB2}
+    macro = {"average": "macro", **STRICT}
     scores = entity_scores(gold, predicted, ["A", "B"])
     lenient = entity_scores(gold, predicted, ["A", "B"], foreign="outside")
     mapped = [["O" if tag[2:] in ("X", "Y") else tag for tag in tags] for tags in predicted]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # seqeval warns where it divides by zero
-        assert scores.precision == pytest.approx(100 * precision_score(gold, predicted, **strict))
-        assert scores.recall == pytest.approx(100 * recall_score(gold, predicted, **strict))
-        assert scores.micro_f1 == pytest.approx(100 * f1_score(gold, predicted, **strict))
-        assert lenient.precision == pytest.approx(100 * precision_score(gold, mapped, **strict))
-        assert lenient.micro_f1 == pytest.approx(100 * f1_score(gold, mapped, **strict))
-        if Entities(gold, IOB2).unique_tags | Entities(mapped, IOB2).unique_tags:
-            assert lenient.macro_f1 == pytest.approx(100 * f1_score(gold, mapped, average="macro", **strict))
-    assert lenient.macro_f1 == scores.macro_f1
+        for found, tags in ((scores, predicted), (lenient, mapped)):
+            assert found.precision == pytest.approx(100 * precision_score(gold, tags, **STRICT))
+            assert found.recall == pytest.approx(100 * recall_score(gold, tags, **STRICT))
+            assert found.micro_f1 == pytest.approx(100 * f1_score(gold, tags, **STRICT))
+            if Entities(gold, IOB2).unique_tags | Entities(tags, IOB2).unique_tags:  # a mean over no type is NaN
+                assert found.macro_f1 == pytest.approx(100 * f1_score(gold, tags, **macro))
+                assert found.macro_precision == pytest.approx(100 * precision_score(gold, tags, **macro))
+                assert found.macro_recall == pytest.approx(100 * recall_score(gold, tags, **macro))
+    # over own types is seqeval's macro with foreign types as O
+    assert scores.macro_f1_own == lenient.macro_f1_own == lenient.macro_f1
+    assert scores.macro_f1 <= lenient.macro_f1 + 1e-9
     guessed = [e.tag for sentence in Entities(predicted, IOB2).entities for e in sentence]
     share = 100 * sum(tag in "XY" for tag in guessed) / len(guessed) if guessed else 0
     assert scores.foreign_rate == lenient.foreign_rate == pytest.approx(share)
+
+
+def spans(types: str) -> st.SearchStrategy[list[list[str]]]:
+    """Sentences in which every I- tag continues an entity."""
+    words = st.one_of(
+        st.just(["O"]),
+        st.builds(lambda kind, n: [f"B-{kind}"] + n * [f"I-{kind}"], st.sampled_from(types), st.integers(0, 2)),
+    )
+    sentence = st.lists(words, min_size=8, max_size=8).map(lambda parts: [tag for part in parts for tag in part][:8])
+    return st.lists(sentence, min_size=3, max_size=3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(gold=spans("AB"), predicted=spans("ABXY"))
+def test_where_every_entity_begins_with_b_seqevals_default_mode_gives_the_same_scores(
+    gold: list[list[str]], predicted: list[list[str]]
+) -> None:
+    """The mode of the paper's authors. They differ in an I- tag that continues nothing: it begins an entity there."""
+    gold, predicted = gold + EVERY_OWN, predicted + EVERY_OWN
+    scores = entity_scores(gold, predicted, ["A", "B"])
+    assert scores.micro_f1 == pytest.approx(100 * f1_score(gold, predicted))
+    assert scores.macro_f1 == pytest.approx(100 * f1_score(gold, predicted, average="macro"))
+
+
+def test_an_i_tag_that_continues_nothing_is_an_entity_in_seqevals_default_mode_only() -> None:
+    gold, predicted = [["B-A", "B-B"]], [["I-A", "B-B"]]
+    assert f1_score(gold, predicted, average="macro") == 1
+    assert f1_score(gold, predicted, average="macro", **STRICT) == 0.5
+    assert entity_scores(gold, predicted, ["A", "B"]).macro_f1 == 50
+
+
+# -- of a run
+
+
+def test_foreign_types_taken_for_o_raise_the_scores_of_a_run_and_nothing_else(tiny: Any) -> None:
+    """`measure.map_foreign_types_to_O`: seqeval's macro F1 after the mapping, which is the one over own types without
+    it; the method never learns of it."""
+    settings = {"method": "er", "train.optimiser": "adamw", "train.epochs": 8, "measure.fwt": False}
+    strict, lenient = (
+        bace.run(tiny.settings("token", **settings, **{"measure.map_foreign_types_to_O": mapped}))
+        for mapped in (False, True)
+    )
+    assert all(map(torch.equal, strict.method.parameters(), lenient.method.parameters()))
+    scores = strict.metrics["entities"]
+    assert any(0 < score["foreign_rate"] < 100 and score["macro_f1"] < score["macro_f1_own"] for score in scores)
+    assert [score["macro_f1"] for score in scores] == strict.matrix[-1]
+    assert [score["macro_f1_own"] for score in scores] == lenient.matrix[-1]
+    stream = strict.method.stream
+    for task, found in zip(stream, scores, strict=True):
+        with stream.licence("test", task.test):
+            rows, predicted = predict(strict.method, task.test)
+        lengths = torch.unique_consecutive(stream.owners(rows), return_counts=True)[1].tolist()
+        gold, guessed = (
+            [[stream.names[c] for c in sentence.tolist()] for sentence in classes.split(lengths)]
+            for classes in (stream.targets[rows], predicted)
+        )
+        own = {stream.names[c] for c in task.classes}
+        mapped = [[tag if tag in own else "O" for tag in tags] for tags in guessed]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # seqeval warns where it divides by zero
+            assert found["macro_f1"] == pytest.approx(100 * f1_score(gold, guessed, average="macro", **STRICT))
+            assert found["macro_f1_own"] == pytest.approx(100 * f1_score(gold, mapped, average="macro", **STRICT))
+            assert found["micro_f1"] == pytest.approx(100 * f1_score(gold, guessed, **STRICT))

@@ -33,7 +33,7 @@ SMALL = {"name": "more", "latent": 6, "back_epochs": 2}
 def more_at(tiny: Any, task: int = 1, modality: str = "image", **options: Any) -> Any:
     """At step 1 of 4 of the task's first epoch."""
     method = at_task(tiny, modality, {**SMALL, **options}, task, **{"benchmark.tasks": [2, 1, 2]})
-    method.now.step, method.now.steps = 1, 4
+    method.now.step, method.now.steps, method.now.epochs = 1, 4, 1
     return method
 
 

@@ -1,4 +1,4 @@
-"""Block-wise exact neighbours against brute force (spec/bace.md 2.2, 2.6 and acceptance test 5)."""
+"""Block-wise exact neighbours against brute force (docs/bace.md 2.2, 2.6)."""
 
 import math
 import time

@@ -185,7 +185,7 @@ def test_a_prototype_is_the_mean_feature_of_a_class_when_it_was_learned(tiny: An
     assert radius[0] == radius[1] == radius[2] > 0
 
 
-# -- equalities (spec/methods.md, section 5)
+# -- equalities
 
 
 def test_on_one_task_of_pictures_it_is_fine_tuning_on_four_labels_a_class(tiny: Any) -> None:
@@ -195,7 +195,8 @@ def test_on_one_task_of_pictures_it_is_fine_tuning_on_four_labels_a_class(tiny: 
             return model
 
         def stages(self, task: Any) -> Any:
-            return [self.stage(task, optimiser="adamw", lr=self.training_settings.lr / 10)]
+            rate = self.training_settings.lr
+            return [self.stage(task, optimiser="adamw", lr=rate / 10, head_lr=rate / 10 * 10)]
 
         def loss(self, batch: Batch) -> Tensor:
             pixels, labels = turned(batch)
@@ -216,7 +217,7 @@ def test_on_one_task_of_pictures_it_is_fine_tuning_on_four_labels_a_class(tiny: 
 
 def test_on_one_task_of_texts_at_temperature_1_it_is_fine_tuning(tiny: Any) -> None:
     found = []
-    for method in ({"name": "pass", "temp": 1.0}, {"name": "seq"}):
+    for method in ({"name": "pass", "temp": 1.0, "head_rate": 1.0}, {"name": "seq"}):
         settings = {"benchmark.tasks": [4], "head.kind": "linear", "train.optimiser": "adamw"}
         learned, stream, config = make(tiny, "text", method, **settings)
         Trainer(learned, stream, config).run()
@@ -224,16 +225,28 @@ def test_on_one_task_of_texts_at_temperature_1_it_is_fine_tuning(tiny: Any) -> N
     assert_equal_bits(*found)
 
 
-@pytest.mark.parametrize("wrong", [{"temp": 0.0}, {"lambda_kd": -1.0}, {"lambda_proto": -1.0}])
+@pytest.mark.parametrize("wrong", [{"temp": 0.0}, {"head_rate": 0.0}, {"lambda_kd": -1.0}, {"lambda_proto": -1.0}])
 def test_impossible_values_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         PASS(**wrong)
 
 
-@pytest.mark.parametrize(("optimiser", "rate"), [("sgd", 0.002), ("adamw", None)])
-def test_adam_takes_a_tenth_of_a_rate_meant_for_sgd(tiny: Any, optimiser: str, rate: float | None) -> None:
-    changes = {"train.lr": 0.02, "train.optimiser": optimiser}
-    method = at_task(tiny, "image", {"name": "pass"}, task=0, **changes)
-    (stage,) = method.stages(method.stream[0])
-    assert stage.optimiser == "adamw"
-    assert stage.lr == (None if rate is None else pytest.approx(rate))
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({"train.optimiser": "sgd"}, (0.002, 0.02)),
+        ({"train.optimiser": "adamw"}, (0.02, 0.2)),
+        ({"train.optimiser": "sgd", "train.head_lr": 0.5}, (0.002, 0.5)),
+    ],
+    ids=str,
+)
+def test_adams_encoder_takes_a_tenth_of_a_rate_meant_for_sgd_and_the_head_ten_times_the_encoders(
+    tiny: Any, settings: dict[str, Any], rates: tuple[float, float]
+) -> None:
+    method, stream, config = make(tiny, "image", {"name": "pass"}, **{"train.lr": 0.02, **settings})
+    trainer = Trainer(method, stream, config)
+    trainer.learn(stream[0])
+    assert isinstance(trainer.optimiser, torch.optim.AdamW)
+    head = {id(p) for p in method.model.head.parameters()}
+    found = {(id(p) in head, round(g["lr"], 9)) for g in trainer.optimiser.param_groups for p in g["params"]}
+    assert found == {(False, rates[0]), (True, rates[1])}

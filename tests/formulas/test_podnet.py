@@ -51,19 +51,20 @@ def test_proxies_by_hand() -> None:
     head = ProxyHead(2, proxies=2, sigma_init=10.0)
     head.grow(1, generator())
     head.blocks[0].data = torch.tensor([[2.0, 0.0], [0.0, -3.0]])
-    # unit feature (.6, .8), proxies (1, 0) and (0, -1): s = .6, -.8
-    share = math.exp(0.6) / (math.exp(0.6) + math.exp(-0.8))
-    expected = 10 * (share * 0.6 + (1 - share) * -0.8)
+    # unit feature (.6, .8), proxies (1, 0) and (0, -1): squared distances .16 + .64 and .36 + 3.24
+    share = math.exp(-0.8) / (math.exp(-0.8) + math.exp(-3.6))
+    expected = 10 * (share * -0.8 + (1 - share) * -3.6)
     assert head(torch.tensor([[3.0, 4.0]])).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_one_proxy_is_the_cosine_head_bit_for_bit() -> None:
-    heads = ProxyHead(16, proxies=1), CosineHead(16)
-    features = torch.randn(5, 16, generator=generator(1))
+def test_one_proxy_is_the_cosine_head_at_twice_its_scale_less_a_constant() -> None:
+    heads = ProxyHead(16, proxies=1, sigma_init=4.0).double(), CosineHead(16, sigma_init=8.0).double()
+    features = torch.randn(5, 16, generator=generator(1), dtype=torch.float64)
     for task, classes in enumerate((3, 2)):
         for head in heads:
             head.grow(classes, generator(task))
-        assert torch.equal(heads[0](features), heads[1](features))
+            head.double()
+        torch.testing.assert_close(heads[0](features), heads[1](features) - 8)
 
 
 def test_a_proxy_head_grows_by_classes_and_leaves_old_logits_their_values() -> None:
@@ -75,9 +76,9 @@ def test_a_proxy_head_grows_by_classes_and_leaves_old_logits_their_values() -> N
     assert head(features).shape == (5, 5)
     assert head.classes == 5
     torch.testing.assert_close(head(features)[:, :3], before, rtol=0, atol=1e-12)
-    s = array(features) / np.linalg.norm(features, axis=1, keepdims=True)
-    s = s @ (array(head.weight) / np.linalg.norm(array(head.weight), axis=1, keepdims=True)).T
-    s = s.reshape(5, 5, 4)  # those of a class stand together
+    h = array(features) / np.linalg.norm(features, axis=1, keepdims=True)
+    w = array(head.weight) / np.linalg.norm(array(head.weight), axis=1, keepdims=True)
+    s = -((h[:, None] - w[None]) ** 2).sum(-1).reshape(5, 5, 4)  # those of a class stand together
     np.testing.assert_allclose(array(head(features)), 10 * (softmax(s) * s).sum(-1), rtol=1e-4, atol=1e-5)
 
 
@@ -86,7 +87,7 @@ def test_one_row_for_each_class_is_imprinted_on_all_its_proxies() -> None:
     head = ProxyHead(3, proxies=4)
     head.grow(2, generator())
     head.imprint(torch.tensor([[1.0, 2.0, 2.0], [0.0, 0.0, 5.0]]))
-    torch.testing.assert_close(head(torch.tensor([[0.0, 0.0, 1.0]])), torch.tensor([[20 / 3, 10.0]]))
+    torch.testing.assert_close(head(torch.tensor([[0.0, 0.0, 1.0]])), torch.tensor([[-20 / 3, 0.0]]))  # 2 cos - 2
 
 
 def test_forward_transfer_is_measured_with_it(tiny: Any) -> None:
@@ -271,7 +272,7 @@ def test_distillation_is_weighted_by_the_root_of_seen_over_new_and_averaged_over
     both = passes[0].batch
     with torch.no_grad():
         after, before = (model(both, taps=True) for model in (method.model, method.teacher))
-    factor = {1: math.sqrt(3 / 1), 2: math.sqrt(5 / 2)}[task]
+    factor = 2 * {1: math.sqrt(3 / 1), 2: math.sqrt(5 / 2)}[task]  # the cross-entropy is two means
     h, h0 = array(after.features), array(before.features)
     cosines = (h * h0).sum(1) / np.linalg.norm(h, axis=1) / np.linalg.norm(h0, axis=1)
     assert loss["flat"].item() == pytest.approx(2 * factor * (1 - cosines).mean(), rel=1e-3)

@@ -1,7 +1,7 @@
-"""SLDA's statistics against the one-at-a-time recursion and pooled covariances in numpy, its decisions against
-scikit-learn's LDA and the two-class closed form, its shrinkage against scikit-learn's OAS."""
+"""SLDA's statistics against the one-at-a-time recursion, the authors' whole procedure and pooled covariances in numpy,
+its decisions against scikit-learn's LDA and the two-class closed form, its shrinkage against scikit-learn's OAS."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def streamed(x: Array, y: Any, batch: int, classes: int = CLASSES, **options: An
     method.now = Now(0)
     method.means = torch.zeros(classes, WIDTH, dtype=torch.float64)
     method.counts = torch.zeros(classes, dtype=torch.float64)
-    method.scatter = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
+    method.sigma = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
     for rows in torch.arange(len(y)).split(batch):
         method.observe(torch.from_numpy(x)[rows], torch.from_numpy(y)[rows])
     return method
@@ -47,11 +47,11 @@ def scores(method: SLDA, x: Array) -> Tensor:
 
 
 def sigma(method: SLDA) -> Array:
-    return array(method.scatter / method.counts.sum())
+    return array(method.sigma)
 
 
 def one_at_a_time(x: Array, y: Any, exact: bool) -> tuple[Array, Array, Array]:
-    """spec/methods.md, SLDA, "Per sample"."""
+    """The published recursion, sample by sample: mean and count of each class, and one covariance."""
     mu, c, S = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES), np.zeros((WIDTH, WIDTH))
     for n, (row, k) in enumerate(zip(x, y, strict=True)):
         e = row - mu[k]
@@ -107,7 +107,7 @@ def test_two_classes_are_parted_by_the_closed_form() -> None:
     method.counts = torch.tensor([4.0, 4.0, 0.0]).double()
     method.means = torch.zeros(3, WIDTH).double()
     method.means[0, 0], method.means[1, 1] = 1.0, 2.0
-    method.scatter = 8 * torch.diag(torch.tensor([2.0, 0.5, 1.0, 1.0, 1.0])).double()
+    method.sigma = torch.diag(torch.tensor([2.0, 0.5, 1.0, 1.0, 1.0])).double()
     x = np.zeros((1, WIDTH))
     x[0, :2] = 3.0, 1.0
     # (0.9 * 2 + 0.1, 0.9 / 2 + 0.1) = (1.9, 0.55)
@@ -144,9 +144,12 @@ def test_every_observation_counts_in_the_next_prediction() -> None:
     np.testing.assert_allclose(array(scores(method, x)), array(scores(streamed(x, y, 8), x)), rtol=1e-9)
 
 
-def test_base_initialisation_is_oracle_approximating_shrinkage_of_the_first_task() -> None:
+@pytest.mark.parametrize("covariance", ["plastic", "fixed"])
+def test_the_first_covariance_is_oracle_approximating_shrinkage_of_the_first_task(
+    covariance: Literal["plastic", "fixed"],
+) -> None:
     x, y = data()
-    method = streamed(x, y, 8, base_init=True)
+    method = streamed(x, y, 8, covariance=covariance)
     method.after_epoch(None)  # type: ignore[arg-type]
     centred = x - np.stack([x[y == k].mean(0) for k in range(CLASSES)])[y]
     oracle = OAS(assume_centered=True).fit(centred)
@@ -157,8 +160,47 @@ def test_base_initialisation_is_oracle_approximating_shrinkage_of_the_first_task
     np.testing.assert_allclose(sigma(method), oracle.covariance_, atol=1e-12)
     method.observe(torch.from_numpy(x[:1]), torch.from_numpy(y[:1]))  # streams on as published: f = n / (n + 1)
     e, n = x[0] - x[y == y[0]].mean(0), len(x)
-    expected = (n * oracle.covariance_ + n / (n + 1) * np.outer(e, e)) / (n + 1)
-    np.testing.assert_allclose(sigma(method), expected, atol=1e-12)
+    moved = (n * oracle.covariance_ + n / (n + 1) * np.outer(e, e)) / (n + 1)
+    np.testing.assert_allclose(sigma(method), moved if covariance == "plastic" else oracle.covariance_, atol=1e-12)
+
+
+def as_published(tasks: list[tuple[Array, Any]], covariance: str) -> tuple[Array, Array]:
+    """The authors' procedure, row by row: Sigma starts as a matrix of ones, the first task may be fitted at once."""
+    width, classes = tasks[0][0].shape[1], 1 + max(int(y.max()) for _, y in tasks)
+    mu, c, S, n = np.zeros((classes, width)), np.zeros(classes), np.ones((width, width)), 0
+    if covariance != "streamed":
+        x, y = tasks.pop(0)
+        for k in np.unique(y):
+            mu[k], c[k] = x[y == k].mean(0), (y == k).sum()
+        S, n = OAS(assume_centered=True).fit(x - mu[y]).covariance_, len(x)
+    for x, y in tasks:
+        for row, k in zip(x, y, strict=True):
+            if covariance != "fixed":
+                S = (n * S + np.outer(row - mu[k], row - mu[k]) * n / (n + 1)) / (n + 1)
+            mu[k] += (row - mu[k]) / (c[k] + 1)
+            c[k], n = c[k] + 1, n + 1
+    return mu, S
+
+
+@pytest.mark.parametrize("covariance", ["streamed", "plastic", "fixed"])
+def test_a_run_over_all_tasks_is_the_published_procedure(tiny: Any, covariance: str) -> None:
+    """Their first covariance of ones leaves no trace: n = 0 takes it out with the first row."""
+    options = {"name": "slda", "covariance": covariance}
+    method, stream, config = make(tiny, "image", options, **{"benchmark.tasks": [2, 1, 2]})
+    seen: list[tuple[int, Tensor, Tensor]] = []
+    observe = method.observe
+
+    def noted(x: Tensor, y: Tensor) -> None:
+        seen.append((method.now.task, x, y))
+        observe(x, y)
+
+    method.observe = noted
+    Trainer(method, stream, config).run()
+    tasks = [[(x, y) for task, x, y in seen if task == t] for t in range(3)]
+    rows = [(array(torch.cat([x for x, _ in part])), torch.cat([y for _, y in part]).numpy()) for part in tasks]
+    mu, S = as_published(rows, covariance)
+    np.testing.assert_allclose(array(method.means), mu, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(sigma(method), S, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])
@@ -172,7 +214,7 @@ def test_the_cut_into_tasks_does_not_matter(tiny: Any, modality: str) -> None:
         assert all(torch.equal(value, before[name]) for name, value in method.model.state_dict().items())
         assert method.counts.tolist() == [10.0] * 5  # once each, whatever the epochs
         found.append(method)
-    assert all(method.scatter.dtype == torch.float64 for method in found)
+    assert all(method.sigma.dtype == torch.float64 for method in found)
     np.testing.assert_allclose(array(found[0].means), array(found[1].means), atol=1e-6)
     np.testing.assert_allclose(sigma(found[0]), sigma(found[1]), atol=1e-6)
 

@@ -440,7 +440,7 @@ _DESK = {  # what two cores can do: the upper blocks of MiniLM are trained, in b
 }
 
 _VIT = {"backbone.name": "vit-b16", "memory.size": 500}
-_ADAPTERS = {  # as ROW has them: spec/bace.md, 8.3
+_ADAPTERS = {  # as ROW has them
     "backbone.name": "deit-small-611",
     "backbone.adapter": 128,
     "memory.size": 2000,

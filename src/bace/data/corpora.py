@@ -26,7 +26,7 @@ class Corpus:
     folder: its folder below benchmark.path (or the environment variable BACE_DATA), and its name for `bace check data`.
     hub: its hub id, for when there is no such folder; None: the hub has no copy that carries its class names.
     terms: who gives it away, and under which condition.
-    columns, label: what to read, where it cannot be found by name.
+    columns, label: what to read, where it cannot be found by name; "?" behind a column: not every copy has it.
     title: what its task is called.
     counts: what should be there; None where editions differ.
     layout: how its files lie in the folder.
@@ -182,7 +182,13 @@ VTAB = Corpus(
 
 AG_NEWS = Corpus("ag_news", "fancyzhx/ag_news", "research use", counts=Counts(4, 120_000, 7_600))
 DBPEDIA = Corpus(
-    "dbpedia_14", "fancyzhx/dbpedia_14", "CC BY-SA", columns=("content",), counts=Counts(14, 560_000, 70_000)
+    "dbpedia_14",
+    "fancyzhx/dbpedia_14",
+    "CC BY-SA",
+    columns=("title?", "content"),
+    counts=Counts(14, 560_000, 70_000),
+    layout="train and test files (JSONL or Parquet) with label, title and content; a text is its title and content, in "
+    "a copy without titles its content alone",
 )
 YAHOO = Corpus(
     "yahoo_answers_topics",
@@ -219,7 +225,7 @@ _DBPEDIA = (
     ),
     Share("DBPedia2", DBPEDIA, ("Village", "Animal", "Plant", "Album", "Film", "WrittenWork")),
 )
-TOPICS = (  # bace.md 11.1; what overlaps with another corpus is left out
+TOPICS = (  # what overlaps with another corpus is left out
     _AG_NEWS,
     *_DBPEDIA,
     Share("Yahoo1", YAHOO, ("Society & Culture", "Health", "Education & Reference")),
@@ -239,7 +245,7 @@ TOPICS_DESK = (
         ("spring", "hibernate", "scala", "sharepoint", "ajax", "qt", "drupal", "linq", "haskell", "magento"),
     ),
 )
-ENTITIES = (  # bace.md 11.2
+ENTITIES = (
     Share(
         "OntoNotes5",
         ONTONOTES,  # without PERSON, ORG, GPE and LOC, which CoNLL-2003 has too

@@ -82,7 +82,7 @@ class Images:
         height, width = (self.window, self.window) if self.window else pixels.shape[2:]
         padded = pixels if self.window else F.pad(pixels, [self.padding] * 4)
         room = torch.tensor([[padded.shape[2] - height + 1], [padded.shape[3] - width + 1]])
-        chance = torch.stack([uniform(view, examples, lane) for lane in range(3)])
+        chance = uniform(view, examples, 3)
         top, left = (chance[:2] * room).long().to(pixels.device)
         # windows is a view (examples, channels, tops, lefts, height, width): picking one per picture copies only that
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)

@@ -104,7 +104,7 @@ def read(
     split: "test" also finds a validation split where there is no test split. A single file, or an image folder without
         split folders, is a "train" split and no other, so that nobody tests on training data unawares.
     modality, input_column, label_column: found by name and type where not given. Several input columns are texts, to
-        be joined by a space.
+        be joined by a space; of them one that is followed by "?" is left out where the source has no such column.
     label_names: the names of integer labels or tags, in order, for a source that does not carry them.
     subset: the configuration of a hub set that has several.
     limit_per_class: the first n examples of each class in file order; the others are never decoded. A sentence is
@@ -283,7 +283,11 @@ def _choose_columns(
     raw: Raw, modality: Modality | None, input_column: str | Sequence[str] | None, label_column: str | None
 ) -> tuple[Modality, list[str], str]:
     """Modality, input columns and label column: what is given, else by known names, else by type."""
-    given = [input_column] if isinstance(input_column, str) else list(input_column or [])
+    if isinstance(input_column, str):
+        given = [input_column]
+    else:
+        present = [name for name in input_column or () if not name.endswith("?") or name[:-1] in raw.columns]
+        given = [name.removesuffix("?") for name in present]
     for name in [*given, *([label_column] if label_column else [])]:
         if name not in raw.columns:
             raise DataError(f"{raw.source} has no column '{name}'.{nearest(name, raw.columns)}")
@@ -416,7 +420,7 @@ def _text(values: Sequence[Any], columns: Sequence[str], where: str) -> str:
     for value, column in zip(values, columns, strict=True):
         if not isinstance(value, str):
             raise DataError(f"{where}: '{column}' is {value!r}. Expected a string.")
-    return " ".join(value for value in values if value) if len(values) > 1 else cast(str, values[0])
+    return " ".join(filter(None, map(str.strip, values))) if len(values) > 1 else cast(str, values[0])
 
 
 def _words_of(value: Any, where: str) -> list[str]:

@@ -2,13 +2,14 @@
 A-GEM", ICLR 2019."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.stream import Batch, Task
 
 
@@ -20,22 +21,29 @@ class AGEM(Method):
             whole memory if it holds fewer. 0 leaves SEQ.
         momentum: of SGD, instead of the run's. It adds earlier gradients after the projection, so the original has
             none. (AdamW has its own.)
+        step: with SGD, `matched`: the learning rate times (1 - momentum) / (1 - the run's momentum), so that steady
+            gradients move the weights as far as in the run's other methods; `plain`: the run's learning rate, with
+            which a step without momentum goes a tenth as far.
     """
 
     title = "A-GEM"
     paper = "Chaudhry et al., Efficient Lifelong Learning with A-GEM, 2019"
     uses_memory = True
+    cost = Passes(3, 3, task=1)
     card = Card(
         mechanism="gradient projected so that the loss on memory does not rise",
-        cost="1F+1B on b, 1F+1B on min(256, memory)",
-        o_rows="class 0 under cross-entropy; a sentence in memory keeps its own task's labels",
-        reading="soft-max over all seen classes; herded memory, filled at the end of a task; SGD without momentum; "
-        "clipping and weight decay come after the projection",
+        besides="replayed are min(`reference_size`, memory) examples a step",
+        o_rows="class 0 under cross-entropy; in the reference gradient so too, or left out (`train.replay_o`)",
+        reading="soft-max over all seen classes; herded memory, filled at the end of a task; SGD without momentum, at "
+        "a learning rate that goes as far as the others' with theirs (`step=plain`: a tenth as far, which forgets less "
+        "because it learns less); clipping and weight decay come after the projection",
     )
 
-    def __init__(self, reference_size: int = 256, momentum: float = 0.0) -> None:
+    def __init__(
+        self, reference_size: int = 256, momentum: float = 0.0, step: Literal["matched", "plain"] = "matched"
+    ) -> None:
         super().__init__()
-        self.reference_size, self.momentum = reference_size, momentum
+        self.reference_size, self.momentum, self.step = reference_size, momentum, step
         if reference_size < 0 or not 0 <= momentum < 1:
             raise ConfigError(
                 f"A-GEM: reference_size ({reference_size}) must be at least 0, momentum ({momentum}) at least 0 and "
@@ -43,14 +51,22 @@ class AGEM(Method):
             )
 
     def stages(self, task: Task) -> list[Stage]:
-        return [self.stage(task, batch_size=self.batch_size, momentum=self.momentum)]  # whole batches of new data
+        train, factor = self.training_settings, 1.0
+        if self.step == "matched" and train.optimiser == "sgd":
+            # under a constant gradient g a step of SGD with momentum m grows to lr g / (1 - m)
+            factor = (1 - self.momentum) / (1 - train.momentum)
+        lr, head_lr = train.lr * factor, None if train.head_lr is None else train.head_lr * factor
+        # whole batches of new data
+        return [self.stage(task, batch_size=self.batch_size, momentum=self.momentum, lr=lr, head_lr=head_lr)]
 
     def before_step(self, batch: Batch) -> None:
         reference = self.reference()
         if reference is None:
             return
         moving = [p for p in self.model.parameters() if p.grad is not None]
-        loss = F.cross_entropy(self.model(reference, name="reference").logits, reference.targets)
+        labelled = self.labelled(reference.targets, new=0)
+        logits = self.model(reference, name="reference").logits
+        loss = F.cross_entropy(logits[labelled], reference.targets[labelled])
         # not by backward(): .grad holds g
         g_ref = torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True)
         project([p.grad for p in moving if p.grad is not None], g_ref)

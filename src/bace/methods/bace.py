@@ -5,7 +5,7 @@ be taken.
 """
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from bace.bias import correct_bias, fit_bias
 from bace.errors import ConfigError
 from bace.holdout import HoldOut
 from bace.losses import distillation, mixture, mixture_nll, neighbour_log_weights, old_logit_mse
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.models.model import average_into, frozen_copy
 from bace.neighbours import Near, NeighbourTable, nearest, random_neighbours
 from bace.stream import NO_IDS, Batch, Task
@@ -56,10 +56,12 @@ class BaCE(HoldOut):
     title = "BaCE"
     paper = "Zheng et al., Balancing the Causal Effects in Class-Incremental Learning, 2024"
     networks = 2  # student and teacher
+    learns_o = False
     card = Card(
         mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
-        cost="1F+1B on b+m, 1F on at most K b neighbours, teacher 1F on m and once an epoch on the task",
-        o_rows="no anchors and no neighbours; distilled over all columns cut to the old ones",
+        besides="neighbours in common, or in the batch, are passed once",
+        o_rows="no anchors and no neighbours; distilled over all columns cut to the old ones; in replayed sentences so "
+        "too, or class 0 under cross-entropy (`train.replay_o`), and always matched",
         reading="docs/bace.md",
     )
 
@@ -106,6 +108,8 @@ class BaCE(HoldOut):
         if not 0 <= W0 <= 1 or not 0 <= beta <= 1:
             raise ConfigError(f"BaCE: W0 ({W0}) and beta ({beta}) must lie between 0 and 1")
         self.holds_out = bias_correction
+        neighbours = K * (3 if neighbor_grad else 1) if W0 < 1 else 0
+        self.cost = Passes(3 + (W0 < 1 or alpha > 0) + neighbours, 3 + (lambda_mse > 0), task=1)
         # tables of an epoch, made again by before_epoch, so they are in no checkpoint
         self.table: NeighbourTable | None = None
         self.rows = self.log_old = NO_IDS  # (task rows,) ids, ascending; (task rows, old) teacher log-probabilities
@@ -173,7 +177,7 @@ class BaCE(HoldOut):
     def epoch_table(self) -> NeighbourTable | None:
         return self.table
 
-    # -- the loss of a step (sections 2.5, 3)
+    # -- the loss of a step (sections 2, 3)
 
     def loss(self, batch: Batch) -> Loss:
         replay, near = self.replay(), self.neighbourhood(batch)
@@ -185,10 +189,7 @@ class BaCE(HoldOut):
         if self.distils:
             terms["distil"] = self.alpha * self.loss_distil(new, batch, own)
         if replay is not None and old is not None:
-            terms["replay"] = F.cross_entropy(old, replay.targets)
-            if self.teacher is not None and self.lambda_mse:
-                target = self.peek([replay], self.teacher).logits[:, : self.now.known]  # live, on the same view (3.3)
-                terms["match"] = self.lambda_mse * old_logit_mse(old, target, self.mse_reduction)
+            terms |= self.loss_memory(old, replay)
         return terms  # none, for a batch of O rows that has nothing to learn from
 
     def loss_new(self, logits: Tensor, targets: Tensor, near: Near | None, beside: Tensor | None) -> Tensor:
@@ -207,15 +208,41 @@ class BaCE(HoldOut):
             log_old = self.log_old[torch.searchsorted(self.rows, batch.rows)].to(logits.device)
         else:
             log_old = self.log_scores_of_old(self.peek([batch], self.teacher).logits)
-        kl = functools.partial(distillation, tau=self.kl_tau, reduction=self.kl_reduction)
         if self.stream.background is None:
-            return kl(logits, log_old, mode=self.kl_mode, direction=self.kl_direction)
+            return self.kl(logits, log_old, self.kl_mode)
         terms = []
         if own.any():  # entity words: renormalised, for `slice` would tie O with the new type (11.2)
-            terms.append(kl(logits[own], log_old[own].log_softmax(1), direction=self.kl_direction))
-        if not own.all():  # O words: the teacher is all that labels them, so forward and sliced
-            terms.append(kl(logits[~own], log_old[~own], mode="slice", direction="forward"))
+            terms.append(self.kl(logits[own], log_old[own], "renorm"))
+        if not own.all():
+            terms.append(self.distil_o(logits[~own], log_old[~own]))
         return torch.stack(terms).sum()
+
+    def kl(self, logits: Tensor, log_old: Tensor, mode: Literal["slice", "renorm"]) -> Tensor:
+        """(rows, classes), (rows, old) -> (); `renorm` renormalises both sides over the old classes."""
+        teacher = log_old if mode == "slice" else log_old.log_softmax(1)
+        reading: dict[str, Any] = {"tau": self.kl_tau, "reduction": self.kl_reduction, "direction": self.kl_direction}
+        return distillation(logits, teacher, mode=mode, **reading)
+
+    def distil_o(self, logits: Tensor, log_old: Tensor) -> Tensor:  # (rows, classes), (rows, old) -> ()
+        """Words labelled O: the teacher is all that labels them, so forward and sliced: new types must lose (11.2)."""
+        return distillation(logits, log_old, mode="slice", tau=self.kl_tau, reduction=self.kl_reduction)
+
+    def loss_memory(self, logits: Tensor, replay: Batch) -> dict[str, Tensor]:
+        """Effect_old on memory: cross-entropy, and the teacher's logits of the old classes (3.3)."""
+        labelled = self.labelled(replay.targets, new=0)
+        terms: dict[str, Tensor] = {}
+        if labelled.any():
+            terms["replay"] = F.cross_entropy(logits[labelled], replay.targets[labelled])
+        distils = self.distils and not labelled.all()
+        if self.teacher is not None and (self.lambda_mse or distils):
+            target = self.peek([replay], self.teacher).logits  # live, on the same view (3.3)
+            if self.lambda_mse:
+                match = old_logit_mse(logits, target[:, : self.now.known], self.mse_reduction)
+                terms["match"] = self.lambda_mse * match
+            if distils:
+                log_old = self.log_scores_of_old(target[~labelled])
+                terms["replay_o"] = self.alpha * self.distil_o(logits[~labelled], log_old)
+        return terms
 
     def log_scores_of_old(self, logits: Tensor) -> Tensor:  # (rows, teacher's classes) -> (rows, old)
         """log S0 over the old classes."""
@@ -223,9 +250,7 @@ class BaCE(HoldOut):
 
     def own_rows(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
         """Rows of the task's own classes. Not those labelled O after the first task: old entities hide among them."""
-        if self.stream.background is None or self.now.known == 0:
-            return torch.ones_like(targets, dtype=torch.bool)
-        return targets != self.stream.background
+        return self.labelled(targets, new=len(targets))
 
     def neighbourhood(self, batch: Batch) -> Near | None:
         rows = batch.rows[self.own_rows(batch.targets).cpu()]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bace.errors import ConfigError
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.expanded import Expanded
 from bace.models.heads import LinearHead, WideningHead
@@ -94,11 +94,13 @@ class BEEF(ER):
         init_epochs: of the first task; the run's train.epochs is not used.
         expand_epochs: of a new module.
         fuse_epochs: of the scalars.
+        fuse_steps: least number of optimiser steps of the scalars; there are as many epochs as this takes.
         energy: weight of the energy term, which holds the forward prototypes; 0 leaves it out.
         energy_steps: of the sampler that makes inputs of the open space.
         energy_lr: size of its steps.
         energy_noise: standard deviation of the noise that each of its steps adds.
-        alignment: in expansion, the logits of old tasks are divided by this.
+        alignment: in expansion, the logits of old tasks are divided by this; default: the original's 1.7 where few old
+            examples stand among many new ones (`concat`), 1 where they are as many (`batch`).
         fuse_lr: learning rate of the scalars.
         mode: as in ER: a separate `batch` from memory, or the memory in the task's data (`concat`, the original's).
         reduction: as in ER: `sum` of the means over new and over replayed rows, or one mean (`joint`).
@@ -110,11 +112,13 @@ class BEEF(ER):
     )
     modalities = frozenset(("image", "text"))
     growing_head = False  # its rows grow longer too
+    expands = True
     card = Card(
         mechanism="replay; an encoder for each task, energy-based prototypes, fusion by scalars",
-        cost="expand: 1F+1B on b+m, energy 4F+4B on b+m; fuse: t+1 F; t+1 encoders are kept",
+        besides="fusing passes the memory and as many new examples through all networks",
         o_rows="refused: a word labelled O belongs to no task, so it has no backward prototype",
         stages=("expand", "fuse"),
+        replay="concat",
         reading="linear heads; biases add when folded, a sample's own column is left out row by row, energy by sample "
         "(the official code slips in all three) and in one mean over new and replayed rows; balanced set: the memory "
         "and as many of each new class; texts: the sampler starts from permuted word vectors; backbone.adapter shares "
@@ -128,11 +132,12 @@ class BEEF(ER):
         init_epochs: int = 5,
         expand_epochs: int = 3,
         fuse_epochs: int = 3,
+        fuse_steps: int = 100,
         energy: float = 0.01,
         energy_steps: int = 3,
         energy_lr: float = 0.01,
         energy_noise: float = 0.001,
-        alignment: float = 1.7,
+        alignment: float | None = None,
         fuse_lr: float = 0.05,
         mode: Literal["batch", "concat"] = "batch",
         reduction: Literal["sum", "joint"] = "sum",
@@ -143,17 +148,21 @@ class BEEF(ER):
                 f"BEEF: init_epochs ({init_epochs}), expand_epochs ({expand_epochs}) and fuse_epochs ({fuse_epochs}) "
                 "must be at least 1"
             )
-        if min(energy, energy_steps, energy_lr, energy_noise) < 0:
+        if min(fuse_steps, energy, energy_steps, energy_lr, energy_noise) < 0:
             raise ConfigError(
-                f"BEEF: energy ({energy}), energy_steps ({energy_steps}), energy_lr ({energy_lr}) and energy_noise "
-                f"({energy_noise}) must be at least 0"
+                f"BEEF: fuse_steps ({fuse_steps}), energy ({energy}), energy_steps ({energy_steps}), energy_lr "
+                f"({energy_lr}) and energy_noise ({energy_noise}) must be at least 0"
             )
+        alignment = {"batch": 1.0, "concat": 1.7}[mode] if alignment is None else alignment
         if alignment <= 0 or fuse_lr <= 0:
             raise ConfigError(f"BEEF: alignment ({alignment}) and fuse_lr ({fuse_lr}) must be above 0")
-        self.init_epochs, self.expand_epochs, self.fuse_epochs = init_epochs, expand_epochs, fuse_epochs
+        self.init_epochs, self.expand_epochs = init_epochs, expand_epochs
+        self.fuse_epochs, self.fuse_steps = fuse_epochs, fuse_steps
         self.energy, self.energy_steps = energy, energy_steps
         self.energy_lr, self.energy_noise = energy_lr, energy_noise
         self.alignment, self.fuse_lr = alignment, fuse_lr
+        each = 6 + 3 * energy_steps if energy else 3  # the batch, what the sampler makes of it, the steps to that
+        self.cost = Passes(each, each, task=1, epochs=expand_epochs)
 
     @property
     def head(self) -> FusingHead:
@@ -179,6 +188,7 @@ class BEEF(ER):
             name="fuse",
             loss=self.fuse,
             epochs=self.fuse_epochs,
+            min_steps=self.fuse_steps,
             batch_size=self.batch_size,
             examples=lambda: self.balanced(task),
             module=lambda: self.head,

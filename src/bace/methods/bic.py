@@ -11,8 +11,9 @@ from bace.errors import ConfigError
 from bace.holdout import HoldOut
 from bace.losses import soft_cross_entropy
 from bace.memory import draw_balanced
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
+from bace.models.heads import Head
 from bace.stream import NO_IDS, Batch, Task
 
 
@@ -35,12 +36,13 @@ class BiC(HoldOut, ER):
     holds_out = True
     keeps_teacher = True
     scorers = ("raw",)
+    cost = Passes(4, 4, task=1)
     card = Card(
         mechanism="replay; distillation; scale and shift of the new logits, fitted on held-out examples",
-        cost="1F+1B and teacher 1F on b+m; second stage 1F on the balanced set",
-        o_rows="class 0, an old class: under cross-entropy, distilled, never scaled; the balanced set takes as many "
-        "words of each tag as the rarest has",
+        o_rows="class 0, an old class: under cross-entropy (in replayed sentences so too or not: `train.replay_o`), "
+        "distilled, never scaled; the balanced set takes as many words of each tag as the rarest has",
         stages=("main", "bias"),
+        replay="concat",
         reading="only the latest pair is active, as the authors have it (`corrections`); both terms are sums of a mean "
         "over new and a mean over replayed rows; with one slot a class nothing is held out, and the balanced set is "
         "the memory and as many herded new examples of each class",
@@ -155,6 +157,9 @@ class BiC(HoldOut, ER):
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         logits = super().predict(batch)
         return logits if scorer == "raw" else self.corrected(logits, len(self.pairs))
+
+    def transfer_scores(self, features: Tensor, head: Head) -> Tensor:
+        return self.corrected(super().transfer_scores(features, head), len(self.pairs))  # known classes are corrected
 
     def report(self) -> dict[str, float]:
         """Of the newest task's classes; 1 and 0 are no correction."""

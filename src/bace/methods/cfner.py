@@ -10,10 +10,8 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import mixture, neighbour_log_weights
-from bace.method import Card, Stage
+from bace.method import Card, Passes, Stage
 from bace.methods.extendner import ExtendNER
-from bace.models.heads import CosineHead
-from bace.models.model import Model
 from bace.neighbours import NeighbourTable, nearest
 from bace.stream import Batch, Task
 
@@ -41,10 +39,10 @@ class CFNER(ExtendNER):
         "Zheng et al., Distilling Causal Effect from Miscellaneous Other-Class for Continual Named Entity Recognition, "
         "EMNLP 2022"
     )
+    cost = Passes(8, 4, task=1)  # with some four sentences of neighbours for each new one
     card = Card(
         mechanism="ExtendNER; entities, and O words taken for old entities, predicted jointly with neighbours",
-        cost="1F+1B and teacher 1F on b+m, 1F on the sentences of at most top_k neighbours of each entity and defined "
-        "O word of b, teacher 1F once a task",
+        besides="4 of the 8 are sentences of neighbours",
         o_rows="ExtendNER's; those that the teacher takes for old entities are predicted jointly with their nearest "
         "such words, towards the teacher's best guess",
         reading="all words of the task are candidates (the original: the first 5000); replayed words have no "
@@ -64,44 +62,19 @@ class CFNER(ExtendNER):
         mode: Literal["batch", "concat"] = "batch",
         reduction: Literal["sum", "joint"] = "sum",
     ) -> None:
-        super().__init__(lambda_kd, mode=mode, reduction=reduction)
+        super().__init__(lambda_kd, head=head, mode=mode, reduction=reduction)
         if top_k < 1:
             raise ConfigError(f"CFNER: top_k is {top_k}, it must be at least 1; dce and odce switch neighbours off")
         if curriculum < 0:
             raise ConfigError(f"CFNER: curriculum is {curriculum} epochs, it must be at least 0, which is none")
         self.top_k, self.dce, self.odce = top_k, dce, odce and lambda_kd > 0
-        self.curriculum, self.adaptive, self.frozen = curriculum, adaptive, head == "frozen"
+        self.curriculum, self.adaptive = curriculum, adaptive
         self.keeps_teacher = lambda_kd > 0 or dce
         self.table: NeighbourTable | None = None  # of a task, made again by before_epoch after a resume
-
-    # -- the head
-
-    def build(self, model: Model) -> Model:
-        if self.frozen and not isinstance(model.head, CosineHead):
-            model.head = CosineHead(model.encoder.width)
-        return super().build(model)
 
     def grow(self, task: Task) -> None:
         super().grow(task)
         self.table = None
-        for block in list(self.model.head.blocks)[:-1] if self.frozen else ():
-            block.requires_grad_(False)
-
-    def stages(self, task: Task) -> list[Stage]:
-        (main,) = super().stages(task)
-        if task.index and self.frozen:
-            main.prepare = lambda: self.imprint(task)
-        return [main]
-
-    def imprint(self, task: Task) -> None:
-        """As for others; and an I- tag that the task does not show starts like its B- tag."""
-        super().imprint(task)
-        shown, newest = set(self.stream.labels(self.trained(task))[1].tolist()), self.model.head.blocks[-1]
-        for row, c in enumerate(task.classes):
-            if c not in shown and self.stream.names[c].startswith("I-"):
-                newest.data[row] = newest.data[row - 1]
-
-    # -- neighbours
 
     def before_epoch(self, stage: Stage) -> None:
         """The top_k nearest of each entity among the entities, and of each defined O word among those: once a task, as
@@ -146,6 +119,11 @@ class CFNER(ExtendNER):
             guess = F.one_hot(log_old[at].argmax(1), log_old.shape[1])
             log_old = log_old.index_put((at,), guess.to(log_old).log())
         return logits, log_old
+
+    def outside(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
+        """Which words are labelled O."""
+        assert self.stream.background is not None
+        return targets == self.stream.background
 
     @property
     def threshold(self) -> float:

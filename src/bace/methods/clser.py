@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import old_logit_mse
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
 from bace.models.model import Model, average_into, frozen_copy
 from bace.randomness import generator
@@ -35,12 +35,15 @@ class CLSER(ER):
     paper = "Arani et al., Learning Fast, Learning Slow, 2022"
     networks = 3
     scorers = ("working", "plastic")
+    cost = Passes(3, 5, task=1)
     card = Card(
         mechanism="replay; logits on memory kept near the better of two averaged networks",
-        cost="1F+1B on b+m, 2F on m; a pass over the weights for each average",
-        o_rows="class 0 under cross-entropy; all of a sentence's rows are matched",
+        besides="a pass over the weights for each average",
+        o_rows="class 0 under cross-entropy, in replayed sentences so too or not (`train.replay_o`); all of a replayed "
+        "sentence's rows are matched",
         reading="herded memory instead of a reservoir; averages for short tasks; averaged networks always in eval "
-        "mode, new head rows alike in all three; the stable network predicts, the others are scored beside it",
+        "mode, new head rows alike in all three; the stable network predicts, in forward transfer "
+        "too, the others are scored beside it",
     )
 
     plastic: Model
@@ -91,7 +94,8 @@ class CLSER(ER):
         logits = self.model(both).logits
         terms = self.cross_entropy(logits, both.targets, len(batch))
         if replay is not None and self.lambda_mse:
-            terms["match"] = self.lambda_mse * old_logit_mse(logits[len(batch) :], self.target(replay))
+            match = old_logit_mse(logits[len(batch) :], self.target(replay))
+            terms["match"] = self.count_means(len(batch), len(both)) * self.lambda_mse * match
         return terms
 
     def target(self, replay: Batch) -> Tensor:  # (rows, classes)
@@ -107,6 +111,9 @@ class CLSER(ER):
         for name, (chance, most) in self.rates.items():
             if float(torch.rand((), generator=self.now.rng(name))) < chance:
                 average_into(getattr(self, name), self.model, min(1 - 1 / (int(self.steps) + 1), most))
+
+    def transfer_model(self) -> Model:
+        return self.stable
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         network = {None: self.stable, "plastic": self.plastic, "working": self.model}[scorer]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bace.errors import ConfigError
 from bace.losses import relation_distillation, supervised_contrast
-from bace.method import Card, Stage
+from bace.method import Card, Passes, Stage
 from bace.methods.er import ER
 from bace.models.heads import LinearHead
 from bace.models.model import Model, frozen_copy, parameter_count
@@ -49,11 +49,13 @@ class Co2L(ER):
     modalities = frozenset(("image", "text"))
     growing_head = False
     keeps_teacher = True
+    cost = Passes(8, 8, task=2, memory=1)
     card = Card(
         mechanism="asymmetric supervised contrast of two views; distilled similarities; classifier afterwards",
-        cost="1F+1B and a teacher's 1F on 2(b+m); then a classifier on features kept",
+        besides="a classifier on features kept",
         o_rows="refused: words labelled O may be entities of other tasks; as one class they would be drawn together",
         stages=("contrast", "linear"),
+        replay="concat",
         reading="the suite's memory and views (the authors': a random one, strong augmentation). Texts: one text under "
         "two dropouts. Without augmentation or dropout the two views are equal. The classifier starts anew at every "
         "task and sees clean features, kept; its rate is a tenth of the authors', who train it on a ResNet's",

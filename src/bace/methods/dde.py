@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from bace.errors import ConfigError
 from bace.losses import mixture, neighbour_log_weights
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.lucir import LUCIR
+from bace.models.heads import Head
 from bace.models.model import Model, Output
 from bace.neighbours import NeighbourTable, nearest
 from bace.stream import Batch, Task
@@ -56,10 +57,12 @@ class DDE(LUCIR):
     modalities = frozenset(("image", "text"))
     card = Card(
         mechanism="LUCIR; joint prediction with neighbours; momentum direction removed at test time",
-        cost="LUCIR's, 1F on at most top_k (b+m) neighbours, teacher 1F once an epoch on task and memory",
+        besides="neighbours in common are passed once",
         o_rows="refused: neighbours of O words are not defined, CFNER is this idea for entities",
+        replay="concat",
         reading="a replayed example's neighbours are those of its epoch view, though it is seen in a fresh one; both "
-        "momentum features act through the rows of now; `removal=learned` is a stage of its own, from (1, a) each time",
+        "momentum features act through the rows of now, in forward transfer too; `removal=learned` is a stage of its "
+        "own, from (1, a) each time",
     )
 
     def __init__(
@@ -86,6 +89,7 @@ class DDE(LUCIR):
                 f"DDE: mu is {mu}, it must be at least 0 and below 1, or the momentum feature grows for ever"
             )
         self.top_k, self.mu, self.learned = top_k, mu, removal == "learned"
+        self.cost = Passes(5 + top_k, 4 + top_k, task=2)
         self.removal = Removal(a)
         self.table: NeighbourTable | None = None  # of an epoch, made again by before_epoch
         self.batch_mean: Tensor | None = None  # (width,) of the step
@@ -147,7 +151,8 @@ class DDE(LUCIR):
         out: Output = self.model(both)
         if self.teacher is not None:
             self.batch_mean = out.features.detach().mean(0)
-        return self.cross_entropy(self.joint(out.logits, both), both.targets, len(batch)) | self.hold(out, both)
+        terms = self.cross_entropy(self.joint(out.logits, both), both.targets, len(batch))
+        return terms | self.hold(out, both, len(batch))
 
     def joint(self, logits: Tensor, both: Batch) -> Tensor:  # (rows, classes) -> (rows, classes)
         """log (p + q)/2, q the mean prediction of the neighbours, which carries no gradient. Of logarithms of
@@ -169,16 +174,19 @@ class DDE(LUCIR):
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         with torch.inference_mode():
             out: Output = self.model(batch)
-            return self.direct_effect(out)
+            return self.direct_effect(out, self.model.head)
+
+    def transfer_scores(self, features: Tensor, head: Head) -> Tensor:
+        return self.direct_effect(Output(features, head(features)), head)
 
     def removal_loss(self, batch: Batch) -> Tensor:
-        return 5 * F.cross_entropy(self.direct_effect(self.peek([batch])), batch.targets)
+        return 5 * F.cross_entropy(self.direct_effect(self.peek([batch]), self.model.head), batch.targets)
 
-    def direct_effect(self, out: Output) -> Tensor:  # (rows, classes)
+    def direct_effect(self, out: Output, head: Head) -> Tensor:  # (rows, classes)
         """The logits without the biases b_i = cos(h, e_i) sigma W e_i, rows of W and e_i of length 1."""
         with torch.no_grad():
             cosines = F.cosine_similarity(out.features[:, None], self.e, dim=-1)  # (rows, 2)
-            before, now = cosines.T[:, :, None] * self.model.head(self.e)[:, None]  # (rows, classes) each
+            before, now = cosines.T[:, :, None] * head(self.e)[:, None]  # (rows, classes) each
         result: Tensor = self.removal(out.logits, before, now)
         return result
 

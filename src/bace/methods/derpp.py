@@ -10,7 +10,7 @@ from torch import Tensor
 from bace.errors import ConfigError
 from bace.losses import old_logit_mse
 from bace.memory import stack_rows, unstack_rows
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.model import Model
 from bace.stream import Batch, Task
@@ -20,30 +20,38 @@ class DERpp(ER):
     """Replay labels, and beside them the logits that the network had: L = CE(z, y) + alpha MSE + beta CE on memory.
 
     Args:
-        alpha: weight of the logit matching; 0 leaves it out.
+        alpha: weight of the logit matching; 0 leaves it out. Default: 0.2 for `stored`, 0.5 for a `teacher`.
         beta: weight of the cross-entropy of replayed examples; 0 leaves it out.
         logits: what is matched: the logits `stored` with an example when a reservoir took it in, two independent
             draws for the two terms (the original); or those of a frozen `teacher`, the network before this task, for
-            the old classes of the one draw from a herded memory (the reading of BaCE's authors, at 0.5 and 0.5).
+            the old classes of the one draw from a herded memory (the reading of BaCE's authors).
     """
 
     title = "DER++"
     paper = "Buzzega et al., Dark Experience for General Continual Learning: a Strong, Simple Baseline, 2020"
+    cost = Passes(3, 6)
     card = Card(
         mechanism="replay; logits on memory kept near those of the past",
-        cost="1F+1B on b+2m (`logits=teacher`: 1F+1B on b+m, teacher 1F on m)",
-        o_rows="class 0 under cross-entropy; all of a sentence's rows are matched",
-        reading="weights of the original's CIFAR-10 with 500 slots; the reservoir is offered every example of every "
-        "step, so replay starts in the first task (beside a whole batch); logits are matched scaled, over the columns "
-        "that were there when they were stored",
+        o_rows="class 0 under cross-entropy, in replayed sentences so too or not (`train.replay_o`); all of a replayed "
+        "sentence's rows are matched",
+        reading="weights of the original's CIFAR-10 with 500 slots, or with `logits=teacher`, which is how BaCE's "
+        "authors read it, theirs; the reservoir is offered every example of every step, so replay starts in the first "
+        "task (beside a whole batch); logits are matched scaled, over the columns that were there when they were "
+        "stored",
     )
 
-    def __init__(self, alpha: float = 0.2, beta: float = 0.5, logits: Literal["stored", "teacher"] = "stored") -> None:
+    def __init__(
+        self, alpha: float | None = None, beta: float = 0.5, logits: Literal["stored", "teacher"] = "stored"
+    ) -> None:
         super().__init__()
+        if alpha is None:
+            alpha = {"stored": 0.2, "teacher": 0.5}[logits]
         if min(alpha, beta) < 0:
             raise ConfigError(f"DER++: alpha ({alpha}) and beta ({beta}) must be at least 0")
         self.alpha, self.beta, self.logits = alpha, beta, logits
         self.keeps_teacher = logits == "teacher" and alpha > 0
+        if logits == "teacher":
+            self.cost = Passes(3, 4, task=1)
         self.before: Tensor  # (rows, classes) logits of a step's new rows, before its update
 
     def build(self, model: Model) -> Model:
@@ -74,7 +82,7 @@ class DERpp(ER):
         logits = self.model(Batch.cat(both, first)).logits
         self.before = logits[: len(batch)].detach()
         terms = self.cross_entropy(logits[: len(both)], both.targets, len(batch))
-        if second is not None:
+        if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
         if first is not None:
             stored = unstack_rows(self.memory.get_buffer("logits")[self.drawn(1)].to(logits.device), first.owner)
@@ -88,11 +96,11 @@ class DERpp(ER):
         both = Batch.cat(batch, replay)
         logits = self.model(both).logits
         terms = self.cross_entropy(logits, both.targets, len(batch))
-        if replay is not None:
+        if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
-            if self.alpha:
-                target = self.peek([replay], self.teacher).logits
-                terms["match"] = self.alpha * old_logit_mse(logits[len(batch) :], target)
+        if replay is not None and self.alpha:
+            target = self.peek([replay], self.teacher).logits
+            terms["match"] = self.alpha * old_logit_mse(logits[len(batch) :], target)
         return terms
 
     def after_step(self, batch: Batch) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import soft_cross_entropy
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.model import frozen_copy
 from bace.stream import NO_IDS, Batch, Task
@@ -34,12 +34,11 @@ class EEIL(ER):
     paper = "Castro et al., End-to-End Incremental Learning, ECCV 2018"
     modalities = frozenset(("image", "text"))
     keeps_teacher = True
-    networks = 2  # the student and, for balanced fine-tuning, what the first stage made of it
     card = Card(
         mechanism="replay; distillation per task's block of the head; balanced fine-tuning",
-        cost="1F+1B and teacher 1F on b+m; balanced stage: the same on b",
         o_rows="refused: every sentence shows O, so there is no class-balanced set of sentences",
         stages=("main", "balanced"),
+        replay="concat",
         reading="no factor T^2; the second stage distils the newest block too, from the first stage's network, at a "
         "constant rate; gradient noise off (a pre-trained network needs none)",
     )
@@ -66,6 +65,7 @@ class EEIL(ER):
             raise ConfigError(f"EEIL: T ({T}) and balanced_lr ({balanced_lr}) must be above 0")
         self.kd_weight, self.T, self.noise = kd_weight, T, noise
         self.balanced_epochs, self.balanced_lr = balanced_epochs, balanced_lr
+        self.cost = Passes(4, 4, task=2, memory=4 * balanced_epochs)
         self.register_buffer("balanced", NO_IDS.clone())
 
     def stages(self, task: Task) -> list[Stage]:
@@ -87,6 +87,7 @@ class EEIL(ER):
 
     def renew_teacher(self) -> None:
         """The network after the first stage, with all classes."""
+        self.teacher = None  # let go of the last one first
         self.teacher = frozen_copy(self.model)
 
     def balance(self, task: Task) -> None:
@@ -107,7 +108,7 @@ class EEIL(ER):
             sizes = [len(block) for block in self.teacher.head.blocks]
             pairs = zip(logits[:, : taught.shape[1]].split(sizes, 1), taught.split(sizes, 1), strict=True)
             kd = torch.stack([soft_cross_entropy(z, z0, self.T) for z, z0 in pairs])  # a soft-max for each block
-            terms["distil"] = self.kd_weight * kd.sum()
+            terms["distil"] = self.count_means(new, len(batch)) * self.kd_weight * kd.sum()
         return terms
 
     def before_step(self, batch: Batch) -> None:

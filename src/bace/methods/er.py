@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.method import Card, Loss, Method, Stage
+from bace.method import Card, Loss, Method, Passes, Stage
 from bace.stream import Batch, Task
 
 
@@ -22,11 +22,14 @@ class ER(Method):
     title = "ER"
     paper = "Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019"
     uses_memory = True
+    cost = Passes(3, 3, task=1)
     card = Card(
         mechanism="replay",
-        cost="1F+1B on b+m",
-        o_rows="class 0 under cross-entropy; a replayed sentence keeps its own task's labels",
-        reading="herded memory, a separate batch from it, sum of two means (`mode`, `reduction`: the other ways)",
+        o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`)",
+        replay="batch",
+        reading="herded memory, a separate batch from it, sum of two means (`mode`, `reduction`: the other ways; "
+        "authors: `joint`); methods built on it double their other terms with it, so that these keep their published "
+        "weight beside the cross-entropy",
     )
 
     def __init__(self, mode: Literal["batch", "concat"] = "batch", reduction: Literal["sum", "joint"] = "sum") -> None:
@@ -48,7 +51,9 @@ class ER(Method):
         return Batch.cat(batch, self.replay() if self.mode == "batch" else None)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
-        """Of the first `new` rows, and of the replayed ones behind them."""
+        """Of the first `new` rows, and of the replayed ones behind them, where they are labelled."""
+        labelled = self.labelled(targets, new)
+        logits, targets, new = logits[labelled], targets[labelled], int(labelled[:new].sum())
         parts = self.parts(new, len(targets))
         return {name: self.criterion(logits[rows], targets[rows]) for name, rows in parts.items()}
 
@@ -61,3 +66,9 @@ class ER(Method):
         rows has no term."""
         parts = {"new": slice(new), "replay": slice(new, rows)} if self.reduction == "sum" else {"new": slice(rows)}
         return {name: part for name, part in parts.items() if part.stop > (part.start or 0)}
+
+    def count_means(self, new: int, rows: int) -> int:
+        """How many means the cross-entropy is the sum of. A published loss is one mean over the batch, and the weights
+        of its other terms are relative to that: each of these that is one mean, of whatever rows, is multiplied by this
+        number, or the sum of two means would halve its weight."""
+        return len(self.parts(new, rows))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bace.errors import ConfigError
 from bace.fisher import fisher_diagonal
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.seq import SEQ
 from bace.stream import Batch, Task
 
@@ -20,22 +20,25 @@ class EWC(SEQ):
     """Tie each parameter to its last value, the tighter the more the earlier tasks depend on it (Fisher information).
 
     Args:
-        lambda_ewc: weight of the penalty; 0 leaves SEQ.
+        lambda_ewc: weight of the penalty; 0 leaves SEQ. BaCE's 5000, the default, barely acts on the digits.
         fisher_samples: at most so many rows of a task (images, texts, words), drawn at random, make its Fisher
             information.
         max_pull: a step of SGD takes a parameter back by lambda F lr of its way from its old value; from 2 on it
             would diverge. F is cut, with a warning, where this is above `max_pull`; 0: never cut.
-        span: the classes of the cross-entropy: all `seen` so far, or only the `new` ones.
+        span: the classes of the cross-entropy: only the `new` ones, or all `seen` so far.
     """
 
     paper = "Kirkpatrick et al., Overcoming Catastrophic Forgetting in Neural Networks, 2017"
     networks = 3  # the weights, those of the last task, and how much each matters
+    cost = Passes(3, task=3)
     card = Card(
         mechanism="quadratic penalty on moved parameters, weighted by their Fisher information",
-        cost="1F+1B on b; after a task 1F+1B on each of at most 2000 rows",
+        besides="the task's 3 are of at most `fisher_samples` rows",
         o_rows="class 0 under cross-entropy, in training and in the Fisher information (a gradient per word)",
         reading="true labels, a gradient per row; merged as (F + t F_old) / (t + 1); factor 1/2; F cut where a step "
-        "of SGD would overshoot (`max_pull`); cross-entropy over all seen classes (`span=new`: only the new ones)",
+        "of SGD would overshoot (`max_pull`); cross-entropy over the new classes, as FACIL and PyCIL have it "
+        "(`span=seen`: over all, which is SEQ's level). BaCE's lambda of 5000 barely acts: digits, 3 seeds, A_last "
+        "54.6 ± 8.1 against 52.1 ± 7.1 of SEQ(span=new); 1e5 gives 63.4 ± 4.9",
     )
 
     def __init__(
@@ -43,7 +46,7 @@ class EWC(SEQ):
         lambda_ewc: float = 5000.0,
         fisher_samples: int = 2000,
         max_pull: float = 1.0,
-        span: Literal["seen", "new"] = "seen",
+        span: Literal["seen", "new"] = "new",
     ) -> None:
         super().__init__(span)
         self.lambda_ewc, self.fisher_samples, self.max_pull = lambda_ewc, fisher_samples, max_pull

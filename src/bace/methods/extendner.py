@@ -8,9 +8,11 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import distillation
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
-from bace.stream import Batch
+from bace.models.heads import CosineHead
+from bace.models.model import Model
+from bace.stream import Batch, Task
 
 
 class ExtendNER(ER):
@@ -21,6 +23,8 @@ class ExtendNER(ER):
         lambda_kd: weight of the distillation; 0 leaves it out, and with it all that is learned of O after the first
             task.
         tau: temperature of the distillation; its value is multiplied by tau^2.
+        head: `trained`: the run's head; `frozen`: CFNER's, a cosine head whose old rows, O's too, are not trained, and
+            whose new ones start from data.
         mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
         reduction: of both terms. `sum`: mean over the new words + mean over the replayed ones; `joint`: one mean over
             both.
@@ -28,13 +32,13 @@ class ExtendNER(ER):
 
     paper = "Monaikul et al., Continual Learning for Named Entity Recognition, AAAI 2021"
     modalities = frozenset(("token",))
+    learns_o = False
+    cost = Passes(4, 4)
     card = Card(
         mechanism="labels teach entities, the last network teaches O words; replay",
-        cost="1F+1B and teacher 1F on b+m",
         o_rows="class 0 under cross-entropy in the first task; later distilled alone, over all columns cut to the old "
-        "ones, so that new columns are pushed down",
-        reading="replay is not the original's: a replayed sentence's entities are under cross-entropy, its O words "
-        "distilled, like those of a new one; weight 2 as in the code of BaCE's authors; the run's head, all rows "
+        "ones, so that new columns are pushed down; in replayed sentences so too, or class 0 (`train.replay_o`)",
+        reading="replay is not the original's; weight 2 as in the code of BaCE's authors; the run's head, all rows "
         "trained",
     )
 
@@ -42,14 +46,43 @@ class ExtendNER(ER):
         self,
         lambda_kd: float = 2.0,
         tau: float = 1.0,
+        head: Literal["trained", "frozen"] = "trained",
         mode: Literal["batch", "concat"] = "batch",
         reduction: Literal["sum", "joint"] = "sum",
     ) -> None:
         super().__init__(mode, reduction)
         if lambda_kd < 0 or tau <= 0:
             raise ConfigError(f"{self.title}: lambda_kd ({lambda_kd}) must be at least 0 and tau ({tau}) above 0")
-        self.lambda_kd, self.tau = lambda_kd, tau
+        self.lambda_kd, self.tau, self.frozen = lambda_kd, tau, head == "frozen"
         self.keeps_teacher = lambda_kd > 0
+
+    # -- the head
+
+    def build(self, model: Model) -> Model:
+        if self.frozen and not isinstance(model.head, CosineHead):
+            model.head = CosineHead(model.encoder.width)
+        return super().build(model)
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        for block in list(self.model.head.blocks)[:-1] if self.frozen else ():
+            block.requires_grad_(False)
+
+    def stages(self, task: Task) -> list[Stage]:
+        (main,) = super().stages(task)
+        if task.index and self.frozen:
+            main.prepare = lambda: self.imprint(task)
+        return [main]
+
+    def imprint(self, task: Task) -> None:
+        """As for others; and an I- tag that the task does not show starts like its B- tag."""
+        super().imprint(task)
+        shown, newest = set(self.stream.labels(self.trained(task))[1].tolist()), self.model.head.blocks[-1]
+        for row, c in enumerate(task.classes):
+            if c not in shown and self.stream.names[c].startswith("I-"):
+                newest.data[row] = newest.data[row - 1]
+
+    # -- the loss
 
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)
@@ -59,11 +92,11 @@ class ExtendNER(ER):
         log_old = F.log_softmax(self.peek([both], self.teacher).logits / self.tau, 1) if self.weight else None
         logits, log_old = self.joint(logits, log_old, batch)
         # CE(z, y; S) over the words E with an entity label
-        entity = ~self.outside(both.targets)
-        terms = self.cross_entropy(logits[entity], both.targets[entity], int(entity[: len(batch)].sum()))
-        if log_old is not None and not entity.all():
+        terms = self.cross_entropy(logits, both.targets, len(batch))
+        rest = ~self.labelled(both.targets, len(batch))
+        if log_old is not None and rest.any():
             # + lambda KL(softmax(z'/T) || softmax(z/T) cut to the old columns) over the words Q labelled O
-            student, teacher, new = logits[~entity], log_old[~entity], int((~entity[: len(batch)]).sum())
+            student, teacher, new = logits[rest], log_old[rest], int(rest[: len(batch)].sum())
             parts = self.parts(new, len(student)).values()
             kls = [distillation(student[rows], teacher[rows], mode="slice", tau=self.tau) for rows in parts]
             terms["distil"] = self.weight * torch.stack(kls).sum()
@@ -77,11 +110,6 @@ class ExtendNER(ER):
     ) -> tuple[Tensor, Tensor | None]:
         """What is learned of which target; CFNER lets neighbours have their say."""
         return logits, log_old
-
-    def outside(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
-        """Which words are labelled O."""
-        assert self.stream.background is not None
-        return targets == self.stream.background
 
     @property
     def weight(self) -> float:

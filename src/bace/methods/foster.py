@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import soft_cross_entropy
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.expanded import Expanded, shallow_copy, trained_part
 from bace.models.heads import LinearHead, WideningHead, align
@@ -41,11 +41,12 @@ class FOSTER(ER):
     paper = "Wang et al., FOSTER: Feature Boosting and Compression for Class-Incremental Learning, ECCV 2022"
     modalities = frozenset(("image", "text"))
     scorers = ("teacher",)
+    networks = 3  # the student, and the two of its teacher
     card = Card(
         mechanism="replay; a second encoder boosts the frozen one, both are distilled into one",
-        cost="boost: 2F+1B on b+m; compress: 3F+1B on b+m",
         o_rows="refused: classes are weighted by their counts, and O outnumbers them all",
         stages=("boost", "compress"),
+        replay="concat",
         reading="linear heads; the student predicts, its teacher is scored beside it; a class counts "
         "as often as an epoch shows it (official: 500 if new, its exemplars if old, which is so in mode `concat`); old "
         "rows start at zero on the new branch",
@@ -80,6 +81,9 @@ class FOSTER(ER):
         self.init_epochs, self.boost_epochs, self.compress_epochs = init_epochs, boost_epochs, compress_epochs
         self.beta1, self.beta2, self.lambda_okd, self.T = beta1, beta2, lambda_okd, T
         self.new_rows, self.align = new_rows, align
+        epochs = boost_epochs + compress_epochs
+        each = (4 * boost_epochs + 5 * compress_epochs) / epochs
+        self.cost = Passes(each, each, task=2, epochs=epochs)
         self.counts = torch.zeros(0)  # (seen,) of each class; made again by before_epoch
 
     def build(self, model: Model) -> Model:
@@ -166,7 +170,7 @@ class FOSTER(ER):
     def needs(self, task: int) -> tuple[int, int]:
         encoder = self.model.encoder
         trained = parameter_count(encoder, trained_only=True)
-        return parameter_count(encoder) + (2 * trained if task else 0), trained
+        return parameter_count(encoder) + ((self.networks - 1) * trained if task else 0), trained
 
 
 def class_weights(counts: Tensor, beta: float) -> Tensor:  # (classes,) examples of each -> (classes,)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import distillation
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.model import Model
 from bace.stream import Batch, Task
@@ -41,9 +41,9 @@ class GD(ER):
     networks = 2  # the student and the teacher of the task
     card = Card(
         mechanism="replay; distillation from the previous network and a teacher of the current task; balanced head",
-        cost="teacher: 1F+1B on b+m; main: 1F+1B and 2F of teachers; finetune: 3F",
         o_rows="refused: O belongs to no single task, so neither the current teacher nor the weights are defined",
         stages=("teacher", "main", "finetune"),
+        replay="concat",
         reading="no external data; the first task is plain training, as in the authors' code; herded memory; class "
         "counts of the last stage are how often an epoch shows a class; it has 1 epoch to 5 (20 to 180 there)",
     )
@@ -70,6 +70,7 @@ class GD(ER):
             raise ConfigError(f"GD: T ({T}) and finetune_lr ({finetune_lr}) must be above 0")
         self.kd_weight, self.T, self.confidence = kd_weight, T, confidence
         self.finetune_epochs, self.finetune_lr = finetune_epochs, finetune_lr
+        self.cost = Passes(8, 8, task=1 + 6 * finetune_epochs)
         self.local = None
         # of the last stage, made again by before_epoch: (3, seen) for labels among the seen, the old, the new classes
         self.weights = torch.ones(3, 0)
@@ -125,10 +126,12 @@ class GD(ER):
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)
         logits = self.model(both).logits
-        return {**self.cross_entropy(logits, both.targets, len(batch)), **self.distil(logits, both)}
+        means = self.count_means(len(batch), len(both))
+        distil = {name: means * term for name, term in self.distil(logits, both).items()}
+        return {**self.cross_entropy(logits, both.targets, len(batch)), **distil}
 
     def loss_finetune(self, batch: Batch) -> Loss:
-        """The same, each row weighted by its class."""
+        """The same in one mean, each row weighted by its class."""
         both = self.with_replay(batch)
         logits = self.model(both).logits
         seen, old, new = self.weights[:, both.targets]

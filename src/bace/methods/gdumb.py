@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.models.model import Model
 from bace.stream import Batch, Task
 
@@ -30,7 +30,6 @@ class GDumb(Method):
     growing_head = False  # no head outlives its task
     card = Card(
         mechanism="greedy balanced memory; a fresh model trained on it alone",
-        cost="none during a task; then 1F+1B on `batch` memory examples a step",
         o_rows="class 0 under cross-entropy; a sentence counts for the rarest entity type it shows",
         stages=("memory",),
         reading="trained after every task, from the pre-trained weights, with the run's learning rate and the "
@@ -46,6 +45,7 @@ class GDumb(Method):
         if not 0 <= cutmix <= 1:
             raise ConfigError(f"GDumb: cutmix is {cutmix}, it is a chance between 0 and 1")
         self.passes, self.batch, self.cutmix = passes, batch, cutmix
+        self.cost = Passes(0, memory=3 * passes)
         self.register_buffer("present", torch.zeros(0, dtype=torch.bool))
 
     def build(self, model: Model) -> Model:

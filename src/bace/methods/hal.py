@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
 from bace.errors import ConfigError
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
 from bace.models.model import Model
 from bace.stream import NO_IDS, Batch, Task
@@ -41,9 +41,12 @@ class HAL(ER):
 
     paper = "Chaudhry et al., Using Hindsight to Anchor Past Knowledge in Continual Learning, AAAI 2021"
     modalities = frozenset(("image", "text"))
+    networks = 2  # the second shows, after a task, what would be forgotten
+    cost = Passes(7, 3)  # 4 for anchors, one for each old class in every step: 40 of them beside 64 new examples
     card = Card(
         mechanism="replay from a ring buffer; predictions on learned anchors are kept over a look-ahead step",
-        cost="1F+2B on b+m, 2F+2B on an anchor per old class; per task 50 steps and 200 passes over its anchors",
+        besides="a second backward pass a step; per task `memory_steps` on 10 old examples each, and `anchor_steps` of "
+        "two networks on its anchors",
         o_rows="refused: an anchor is one input of one class, and a sentence shows several",
         reading="the look-ahead's gradient is held constant (an option of the authors' code; by default theirs is "
         "differentiated too, which fused attention cannot be), cosine distance to a phi per class, anchors start from "
@@ -100,7 +103,8 @@ class HAL(ER):
         self.features = out.features[: len(batch)].detach()
         terms = self.cross_entropy(out.logits, both.targets, len(batch))
         if self.lambda_anchor and len(self.anchors):
-            terms["anchor"] = self.lambda_anchor * self.change(functools.reduce(torch.add, terms.values()))
+            change = self.change(functools.reduce(torch.add, terms.values()))
+            terms["anchor"] = self.count_means(len(batch), len(both)) * self.lambda_anchor * change
         return terms
 
     def change(self, loss: Tensor) -> Tensor:  # (), ()

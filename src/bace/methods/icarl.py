@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
-from bace.models.heads import imprint
+from bace.models.heads import Head, imprint
 from bace.models.model import Model
 from bace.stream import MIRRORED, Batch, Task
 
@@ -32,13 +32,14 @@ class ICaRL(ER):
     modalities = frozenset(("image", "text"))
     keeps_teacher = True
     scorers = ("linear",)
+    cost = Passes(4, 4, task=1, memory=2)
     card = Card(
         mechanism="replay; binary distillation; nearest mean of exemplars",
-        cost="1F+1B and teacher 1F on b+m; after a task 2F on the memory",
         o_rows="a mean of all words that are no entity of this task says nothing about the next such word",
+        replay="concat",
         reading="the authors' loss: in old columns the teacher's sigmoid is every row's target, exemplars included; "
         "summed over columns, since their mean over columns goes with a learning rate of 2.0 (`columns`); the suite's "
-        "head gives the logits in training and the scorer `linear`",
+        "head gives the logits in training and the scorer `linear`; forward transfer by class means too",
     )
 
     means: Tensor  # (classes, width) unit vectors; zero for a class without exemplars
@@ -77,17 +78,29 @@ class ICaRL(ER):
     def after_task(self, task: Task) -> None:
         super().after_task(task)
         # of all classes, old ones too: the features have moved
-        exemplars = self.memory.examples
-        views = [self.outputs(exemplars, view=view).features for view in ((None, MIRRORED) if self.mirror else (None,))]
-        labels = self.stream.labels(exemplars)[1].repeat(len(views))
+        self.means = self.class_means(self.memory.examples, range(task.classes.stop)).to(self.means.device)
+
+    def class_means(self, examples: Tensor, classes: range) -> Tensor:  # (len(classes), width)
+        """mu_c = mean of h/|h|, then mu_c/|mu_c|."""
+        views = [self.outputs(examples, view=view).features for view in ((None, MIRRORED) if self.mirror else (None,))]
+        labels = self.stream.labels(examples)[1].repeat(len(views))
         features = torch.cat(views)
-        # mu_c = mean of h/|h|, then mu_c/|mu_c|
-        self.means = imprint(features, labels, range(task.classes.stop), features[:0]).to(self.means.device)
+        return imprint(features, labels, classes, features[:0])
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
-        if scorer == "linear":
-            return super().predict(batch)
-        unit = F.normalize(self.peek([batch]).features, dim=1)
-        scores = 2 * unit @ self.means.T - 2  # -|h/|h| - mu_c|^2, of unit vectors
-        # memory.allow_missing_classes: what has no exemplar is never predicted
-        return scores.masked_fill(~self.means.any(1), -torch.inf)
+        return super().predict(batch) if scorer == "linear" else nearness(self.peek([batch]).features, self.means)
+
+    # -- forward transfer: the rows of coming classes are their means, beside the exemplars' of the known ones
+
+    def transfer_rows(self, task: Task) -> Tensor:
+        return self.class_means(task.train, task.classes)
+
+    def transfer_scores(self, features: Tensor, head: Head) -> Tensor:
+        coming = F.normalize(head.weight[len(self.means) :], dim=1)
+        return nearness(features, torch.cat([self.means, coming]))
+
+
+def nearness(features: Tensor, means: Tensor) -> Tensor:  # (rows, width), (classes, width) -> (rows, classes)
+    scores = 2 * F.normalize(features, dim=1) @ means.T - 2  # -|h/|h| - mu_c|^2, of unit vectors
+    # memory.allow_missing_classes: what has no exemplar is never predicted
+    return scores.masked_fill(~means.any(1), -torch.inf)

@@ -4,16 +4,15 @@ Classification with Information Disentanglement Based Regularization", NAACL 202
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bace.errors import ConfigError
-from bace.method import Card, Loss, Method, Stage
+from bace.method import Card, Loss, Method, Passes, Stage
 from bace.models.encoders import TextEncoder
 from bace.models.heads import CosineHead, Head, LinearHead, kmeans
 from bace.models.model import Branch, Model, parameter_count
@@ -34,7 +33,29 @@ class Reader(nn.Module):
         return result
 
 
-class Disentangled(Model):
+class Halves(Model):
+    """Reads each text as two halves, [CLS] a [SEP] b [SEP], cut in the middle. Inputs may say otherwise: `cut`
+    (texts,), after how many tokens, and `swapped` (texts,), whether b comes first."""
+
+    def branches(self, inputs: dict[str, Tensor], taps: bool) -> Iterator[Branch]:
+        words = self.words(inputs)
+        types = getattr(self.encoder.embeddings, "token_type_embeddings", None)  # RoBERTa has one type, DistilBERT none
+        halves = halve(
+            inputs,
+            words,
+            inputs.get("cut", words // 2),
+            inputs.get("swapped", torch.zeros_like(words, dtype=torch.bool)),
+            typed=types is not None and types.num_embeddings > 1,
+        )
+        return super().branches(halves, taps)
+
+    def words(self, inputs: dict[str, Tensor]) -> Tensor:  # (texts,)
+        """Tokens of each text that are read: what is too long with a [SEP] more loses its last ones."""
+        assert isinstance(self.encoder, TextEncoder)
+        return (inputs["attention_mask"].sum(1) - 2).clamp(max=self.encoder.max_tokens - 3)
+
+
+class Disentangled(Halves):
     """Features [g; s] instead of the class token h: g = tanh(W_g h + b_g) is what all tasks share,
     s = tanh(W_s h + b_s) what tells them apart. Besides the classes, `order` reads from g whether the halves of a text
     are swapped, and `tasks` from s which task it is of."""
@@ -77,13 +98,16 @@ class IDBR(Method):
     )
     modalities = frozenset(("text",))
     uses_memory = True
+    cost = Passes(7, task=2)  # 3 for each order of the halves, and rounds of replay, longer with every task
     card = Card(
         mechanism="two-part feature, each part held near what it was; auxiliary tasks; rare replay",
-        cost="1F+1B on 2b, every 10th step (t+1) times; 1F on task and memory at the start of a task",
+        besides="rounds of replay grow with the tasks: 7 is for a few",
         o_rows="refused: halves of a text and tasks are told from whole texts",
-        reading="a text and its swapped copy are cut at the same place; steps are counted through a task's epochs; "
-        "memory chosen by k-means of class tokens for each class; no choice of the best network on old validation "
-        "data; warm-up shortened for short tasks; all new layers at train.head_lr; the run's head on both parts",
+        reading="a text is read as two halves everywhere, as in the authors' code: in training cut at random at each "
+        "step, a swapped copy anew; for the features that are held, the choice of memory and prediction in the middle; "
+        "steps are counted through a task's epochs; memory chosen by k-means of class tokens for each class; no choice "
+        "of the best network on old validation data; warm-up shortened for short tasks; all new layers at "
+        "train.head_lr; the run's head on both parts",
     )
 
     model: Disentangled
@@ -144,7 +168,7 @@ class IDBR(Method):
         return ids
 
     def note(self, task: Task) -> None:
-        """Whole texts, as they are."""
+        """Texts cut in the middle."""
         if task.index and max(self.reg_g, self.reg_s) * max(self.reg_new, self.reg_replay):
             self.before = self.outputs(self.held(task)).features
 
@@ -183,19 +207,16 @@ class IDBR(Method):
         return own[torch.randint(len(own), (self.batch_size,), generator=self.now.rng(f"memory {task}"))]
 
     def halved(self, batch: Batch, rng: torch.Generator) -> Batch:
-        """Each text cut in two at random; and behind them all again, with the halves swapped."""
-        encoder = self.model.encoder
-        assert isinstance(encoder, TextEncoder)
-        types = getattr(encoder.embeddings, "token_type_embeddings", None)  # RoBERTa has one type, DistilBERT none
-        half = functools.partial(
-            halve,
-            batch.inputs,
-            torch.rand(len(batch), generator=rng, dtype=torch.float64),
-            longest=encoder.max_tokens,
-            typed=types is not None and types.num_embeddings > 1,
-        )
-        first = dataclasses.replace(batch, inputs=half(swap=False))
-        return Batch.cat(first, dataclasses.replace(batch, inputs=half(swap=True)) if self.nsp else None)
+        """Each text cut in two at random; and behind them all again, cut at random anew and with the halves swapped."""
+        words = self.model.words(batch.inputs)
+
+        def once(swapped: bool) -> Batch:
+            share = torch.rand(len(batch), generator=rng, dtype=torch.float64).to(words.device)
+            cut = torch.minimum(1 + (share * (words - 1)).long(), words)  # after the first token, before the last
+            order = torch.full_like(words, swapped, dtype=torch.bool)
+            return dataclasses.replace(batch, inputs={**batch.inputs, "cut": cut, "swapped": order})
+
+        return Batch.cat(once(False), once(True) if self.nsp else None)
 
     def loss(self, batch: Batch) -> Loss:
         """Of texts cut in two, the swapped copies behind the others."""
@@ -227,32 +248,29 @@ class IDBR(Method):
         if self.memory.select == "random":
             return super().choose(examples, task, count)
         model = self.model
-        whole = Model(model.encoder, LinearHead(model.encoder.width), model.precision).eval()
+        bare = Halves(model.encoder, LinearHead(model.encoder.width), model.precision).eval()
         chosen = {}
         for group, members in self.stream.by_group(examples).items():
             rng = generator(self.now.seed, "k-means", task.index, group)
-            chosen[group] = members[central(self.outputs(members, whole).features, count, rng)]
+            chosen[group] = members[central(self.outputs(members, bare).features, count, rng)]
         return chosen
 
 
 def halve(
     inputs: dict[str, Tensor],  # input_ids and attention_mask (texts, tokens): [CLS] text [SEP]
-    cut: Tensor,  # (texts,) where to cut, from 0 to 1: after the first token at the earliest, before the last
+    words: Tensor,  # (texts,) how many tokens of each text are read
+    cut: Tensor,  # (texts,) how many of them are half a
+    swapped: Tensor,  # (texts,) bool
     *,
-    swap: bool,
-    longest: int,
     typed: bool,
 ) -> dict[str, Tensor]:
-    """[CLS] a [SEP] b [SEP], or [CLS] b [SEP] a [SEP]; token types 0 and 1 for the two halves, if `typed`. A text that
-    would become longer than `longest` tokens loses its last ones."""
-    ids, device = inputs["input_ids"], inputs["input_ids"].device
-    end = inputs["attention_mask"].sum(1, keepdim=True) - 1  # (texts, 1) where the last [SEP] is
-    words = (end - 1).clamp(max=longest - 3)
-    first = torch.minimum(1 + (cut.to(device)[:, None] * (words - 1)).long(), words)  # tokens of a
-    before = words - first if swap else first  # tokens of the half that comes first
-    at = torch.arange(min(ids.shape[1] + 1, longest), device=device).expand(len(ids), -1)
+    """[CLS] a [SEP] b [SEP], or [CLS] b [SEP] a [SEP]; token types 0 and 1 for the two halves, if `typed`."""
+    ids, end = inputs["input_ids"], inputs["attention_mask"].sum(1, keepdim=True) - 1  # (texts, 1) the last [SEP]
+    words, cut, swapped = words[:, None], cut[:, None], swapped[:, None]
+    before = torch.where(swapped, words - cut, cut)  # tokens of the half that comes first
+    at = torch.arange(int(words.max()) + 3, device=ids.device).expand(len(ids), -1)
     place = at - (at > before).long() - 1  # among the words, in their new order
-    source = 1 + (place + (first if swap else 0)) % words.clamp(min=1)
+    source = 1 + (place + torch.where(swapped, cut, 0)) % words.clamp(min=1)
     source = torch.where((at == before + 1) | (at == words + 2), end, source)
     source = torch.where(at == 0, 0, source)
     mask = at <= words + 2

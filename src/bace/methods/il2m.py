@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bace.method import Card
+from bace.method import Card, Passes
 from bace.methods.er import ER
 from bace.stream import NO_IDS, Batch, Task
 
@@ -20,19 +20,22 @@ class IL2M(ER):
     Args:
         score: what is rescaled: soft-max probabilities, or raw `logits` (the authors'). A mean logit that is not
             positive cannot be a ratio's part: probabilities are rescaled then, with a warning.
-        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
+        mode: `concat`: the memory is shuffled into the task's data; `batch`: a separate batch from memory at each step,
+            which fits old examples so well that there is nothing left to rescale.
         reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both.
     """
 
     title = "IL2M"
     paper = "Belouadah and Popescu, IL2M: Class Incremental Learning With Dual Memory, ICCV 2019"
     modalities = frozenset(("image", "text"))
+    cost = Passes(3, 3, task=2, memory=1)
     card = Card(
         mechanism="replay; old scores rescaled by stored statistics",
-        cost="1F+1B on b+m; after a task 1F on its data and the memory",
         o_rows="mean scores of a class when it was new do not exist for O, which every task changes",
-        reading="probabilities (a cosine head's logits are signed) in place of the authors' logits (`score`); the "
-        "suite's learning rate at every task; a class without exemplars counts as unchanged",
+        replay="concat",
+        reading="the memory in the task's data: with a separate batch from it (`mode`) its digits scores are ER's to "
+        "the last digit; probabilities (a cosine head's logits are signed) in place of the authors' "
+        "logits (`score`); the suite's learning rate at every task; a class without exemplars counts as unchanged",
     )
 
     # of probabilities and of logits:
@@ -44,7 +47,7 @@ class IL2M(ER):
     def __init__(
         self,
         score: Literal["prob", "logits"] = "prob",
-        mode: Literal["batch", "concat"] = "batch",
+        mode: Literal["batch", "concat"] = "concat",
         reduction: Literal["sum", "joint"] = "sum",
     ) -> None:
         super().__init__(mode, reduction)

@@ -3,14 +3,14 @@
 Wang, Zhang, Lee, Zhang, Sun, Ren, Su, Perot, Dy, Pfister, "Learning to Prompt for Continual Learning", CVPR 2022.
 """
 
-from typing import cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.models.heads import LinearHead
 from bace.models.model import Model
 from bace.models.prompts import PromptedModel, PromptPool
@@ -18,10 +18,24 @@ from bace.randomness import generator
 from bace.stream import Batch, Task
 
 
+class Recipe(NamedTuple):
+    """What the authors set differently for different streams."""
+
+    pool: int
+    gamma: float
+    prompt_mask: bool
+
+
+RECIPES = {"5-datasets": Recipe(20, 0.5, prompt_mask=True), "cifar100": Recipe(10, 1.0, prompt_mask=False)}
+
+
 class L2P(Method):
     """Leave the encoder as it is; learn a pool of prompts, of which every input takes those with the nearest keys.
 
     Args:
+        recipe: the authors' values of `pool`, `gamma` and `prompt_mask`, each of which may be given instead:
+            `5-datasets` (20, 0.5, true), enough prompts for five tasks that each train their own; `cifar100`
+            (10, 1, false), prompts that all tasks share and change.
         pool: number of prompts.
         length: tokens of a prompt.
         top: prompts that an input takes.
@@ -30,16 +44,17 @@ class L2P(Method):
         clip: largest gradient norm; 0: none.
         vote: in training all inputs of a batch take the prompts that most of them chose.
         prompt_mask: while the pool lasts, each task trains `top` prompts of its own, which start as copies of the last
-            task's (for tasks that differ much).
+            task's. For T tasks that takes a pool of T x `top`; later tasks train whichever their inputs choose.
     """
 
     title = "L2P"
     paper = "Wang et al., Learning to Prompt for Continual Learning, 2022"
     modalities = frozenset(("image", "text"))
     growing_head = False
+    cost = Passes(4)
     card = Card(
         mechanism="frozen encoder; prompts found by key and query",
-        cost="2F+1B on b, the second F and the B with `top` x `length` more tokens",
+        besides="3 of the 4 with `top` x `length` more tokens",
         o_rows="refused: prompts are found for a sentence, and its words labelled O may be entities of other tasks",
         reading="the authors' own code: prompts stand before the class token and have no positions, the head takes the "
         "mean of their outputs and starts at zero, Adam. Inputs choose for themselves (`vote`: by batch, in training). "
@@ -48,16 +63,21 @@ class L2P(Method):
 
     def __init__(
         self,
-        pool: int = 10,
+        recipe: Literal["5-datasets", "cifar100"] = "5-datasets",
+        pool: int | None = None,
         length: int = 10,
         top: int = 4,
-        gamma: float = 1.0,
+        gamma: float | None = None,
         lr: float = 0.03,
         clip: float = 1.0,
         vote: bool = False,
-        prompt_mask: bool = False,
+        prompt_mask: bool | None = None,
     ) -> None:
         super().__init__()
+        published = RECIPES[recipe]
+        pool = published.pool if pool is None else pool
+        gamma = published.gamma if gamma is None else gamma
+        prompt_mask = published.prompt_mask if prompt_mask is None else prompt_mask
         if length < 1 or not 1 <= top <= pool:
             raise ConfigError(f"L2P: length ({length}) must be at least 1, and top ({top}) between 1 and pool ({pool})")
         if min(gamma, clip) < 0 or lr <= 0:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import feature_cosine, margin_ranking
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.heads import CosineHead
 from bace.models.model import Model, Output
@@ -33,11 +33,13 @@ class LUCIR(ER):
     title = "LUCIR"
     paper = "Hou et al., Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
     keeps_teacher = True
+    learns_o = False
+    cost = Passes(4, 4, task=2)
     card = Card(
         mechanism="cosine head with imprinted new and frozen old rows; feature distillation; margin ranking; replay",
-        cost="1F+1B and teacher 1F on b+m; once a task 1F on its examples",
-        o_rows="class 0 under cross-entropy in the first task; later not, but alone under the feature term, and ranked "
-        "like rows of old entities",
+        o_rows="class 0 under cross-entropy in the first task; later not (in replayed sentences: `train.replay_o`), "
+        "but alone under the feature term, and ranked like rows of old entities",
+        replay="concat",
         reading="feature term and ranking are means over new and replayed rows together; the head's scale starts at "
         "head.sigma_init, not at 1; no class-balanced fine-tuning",
     )
@@ -84,15 +86,9 @@ class LUCIR(ER):
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)
         out: Output = self.model(both)
-        return self.cross_entropy(out.logits, both.targets, len(batch)) | self.hold(out, both)
+        return self.cross_entropy(out.logits, both.targets, len(batch)) | self.hold(out, both, len(batch))
 
-    def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
-        if self.teacher is not None and self.stream.background is not None:
-            entity = targets != self.stream.background  # old entities hide among the others
-            logits, targets, new = logits[entity], targets[entity], int(entity[:new].sum())
-        return super().cross_entropy(logits, targets, new)
-
-    def hold(self, out: Output, both: Batch) -> dict[str, Tensor]:
+    def hold(self, out: Output, both: Batch, new_rows: int) -> dict[str, Tensor]:
         """What keeps the old classes in their place, from the second task on."""
         terms: dict[str, Tensor] = {}
         if self.teacher is None:
@@ -101,15 +97,15 @@ class LUCIR(ER):
         tokens = background is not None
         lambda_base = (50.0 if tokens else 5.0) if self.lambda_base is None else self.lambda_base
         held = both.targets == background if tokens else slice(None)
-        features = out.features[held]
+        features, means = out.features[held], self.count_means(new_rows, len(both))
         if lambda_base and len(features):
             # lambda (1 - cos(h, h')), lambda = lambda_base sqrt(O / N)
             before = self.peek([both], self.teacher).features[held]
-            terms["feature"] = lambda_base * math.sqrt(old / new) * feature_cosine(features, before)
+            terms["feature"] = means * lambda_base * math.sqrt(old / new) * feature_cosine(features, before)
         if self.margin_weight:
             head = self.model.head
             assert isinstance(head, CosineHead)
             k = self.K or (1 if tokens else 2)
             ranking = margin_ranking(out.logits / head.sigma, both.targets, old, k=k, margin=self.margin)
-            terms["margin"] = self.margin_weight * ranking
+            terms["margin"] = means * self.margin_weight * ranking
         return terms

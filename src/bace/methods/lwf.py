@@ -4,7 +4,7 @@ from typing import Literal
 
 from bace.errors import ConfigError
 from bace.losses import soft_cross_entropy
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.seq import SEQ
 from bace.stream import Batch
 
@@ -15,20 +15,22 @@ class LwF(SEQ):
     Args:
         lambda_kd: weight of the distillation; 0 leaves SEQ.
         tau: temperature of the distillation, without a factor tau^2.
-        span: the classes of the cross-entropy: all `seen` so far, or only the `new` ones.
+        span: the classes of the cross-entropy: only the `new` ones, or all `seen` so far (new data then push the old
+            logits down, which the distillation, over the old classes alone, does not feel).
     """
 
     paper = "Li and Hoiem, Learning without Forgetting, 2016"
     keeps_teacher = True
+    cost = Passes(4)
     card = Card(
         mechanism="distillation from the last network on new data",
-        cost="1F+1B on b, teacher 1F on b",
         o_rows="class 0 under cross-entropy; distilled like all other words, over the old labels (O among them)",
-        reading="cross-entropy over all seen classes (`span=new`: only the new ones); both soft-maxes of the "
-        "distillation over the old classes alone; teacher on the augmented batch; no warm-up of the new head rows",
+        reading="cross-entropy over the new classes, as FACIL and PyCIL have it (`span=seen`: over all, which is SEQ's "
+        "level); both soft-maxes of the distillation over the old classes alone; teacher on the augmented batch; no "
+        "warm-up of the new head rows",
     )
 
-    def __init__(self, lambda_kd: float = 5.0, tau: float = 2.0, span: Literal["seen", "new"] = "seen") -> None:
+    def __init__(self, lambda_kd: float = 5.0, tau: float = 2.0, span: Literal["seen", "new"] = "new") -> None:
         super().__init__(span)
         self.lambda_kd, self.tau = lambda_kd, tau
         if lambda_kd < 0 or tau <= 0:

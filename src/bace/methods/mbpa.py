@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bace.errors import ConfigError
 from bace.memory import ElasticBuffers
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.models.heads import Head
 from bace.models.model import Model, Output, frozen_copy
 from bace.neighbours import nearest
@@ -44,9 +44,10 @@ class MBPA(Method):
     uses_memory = True
     scorers = ("base",)
     networks = 2  # the one that is trained, and the one that makes keys
+    cost = Passes(3, task=1, memory=1)
     card = Card(
         mechanism="none in training; local adaptation to neighbours in memory at prediction",
-        cost="1F+1B on b; prediction of an example 30 (1F+1B) of the head (`adapt=all`: of the network) on 32",
+        besides="prediction: a second pass, and `steps` of the head (`adapt=all`: of the network) on K examples",
         o_rows="class 0 under cross-entropy; a sentence's neighbours are sentences, with all their words",
         reading="the text version: keys of a frozen pre-trained encoder's first token, Euclidean distance, uniform "
         "weights, Adam without weight decay, soft-max over all seen classes; the head alone by default, with "

@@ -26,8 +26,9 @@ class MBPApp(MBPA, SparseER):
     paper = "De Masson d'Autume et al., Episodic Memory in Lifelong Language Learning, NeurIPS 2019"
     card = Card(
         mechanism="replay, in one step of a hundred; local adaptation to neighbours in memory at prediction",
-        cost="1.01 (1F+1B) on b; prediction of an example 30 (1F+1B) of the head (`adapt=all`: of the network) on 32",
-        o_rows="class 0 under cross-entropy; replayed and neighbouring sentences keep their own task's labels",
+        besides="one step in a hundred more; prediction as MBPA's",
+        o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`); neighbours "
+        "are sentences, with all their words",
         reading="Sparse-ER's training and MBPA's prediction, from one herded memory within the budget (the original "
         "writes everything)",
     )

@@ -4,7 +4,7 @@ Class-Incremental Learning", ICLR 2023."""
 from typing import Literal
 
 from bace.errors import ConfigError
-from bace.method import Card, Loss
+from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
 from bace.models.encoders import freeze_prefix
 from bace.models.expanded import Forked
@@ -30,10 +30,12 @@ class MEMO(ER):
     paper = "Zhou et al., A Model or 603 Exemplars: Towards Memory-Efficient Class-Incremental Learning, ICLR 2023"
     modalities = frozenset(("image", "text"))
     growing_head = False  # its rows grow longer too
+    cost = Passes(1.5, 1.5, task=1)  # the trunk is frozen; for 12 blocks, in early tasks
     card = Card(
         mechanism="replay; a last block for each task on a shared trunk, an auxiliary classifier",
-        cost="trunk 1F on b+m, t+1 last blocks F, the newest B",
+        besides="every task adds a block",
         o_rows="refused: the auxiliary classifier tells new classes from old ones, and O hides both",
+        replay="concat",
         reading="linear head; as for ViTs the trunk is frozen after the first task and nothing aligned (`train_trunk`, "
         "`align`: the other ways); old rows start at zero on the new block, so old logits do not jump",
     )

@@ -4,7 +4,7 @@ Learning via Out-of-Distribution Replay", CoLLAs 2022.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.gaussians import class_gaussians, mahalanobis, shrunk_factor
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.hat import HAT
 from bace.models.heads import LinearHead
 from bace.models.model import Model
@@ -33,7 +33,9 @@ class MORE(HAT):
     head is weighed by the distance to its task's classes. Earlier heads are updated with each new task's data.
 
     Args:
-        smax: the gates' steepest slope in training; within every epoch the slope rises from 1 / smax to it.
+        smax: the gates' steepest slope in training; it rises from 1 / smax to it.
+        anneal: as in HAT: the slope rises once over the `stage`, or within every `epoch`.
+        gate_steps: as in HAT: gates move as far as they would in at least so many steps.
         lamb: weight of the sparsity of the gates; 0 leaves it out.
         temperature: of the heads' soft-max at prediction.
         distance: weigh each head by 20 / the least Mahalanobis distance to its classes.
@@ -44,9 +46,10 @@ class MORE(HAT):
 
     paper = "Kim, Ke, Liu, A Multi-Head Model for Continual Learning via Out-of-Distribution Replay, CoLLAs 2022"
     uses_memory = True
+    cost = Passes(3, 3, task=2)
     card = Card(
         mechanism="HAT; an out-of-distribution class in each head, taught with the memory; Mahalanobis weights",
-        cost="1F+1B on b+m; prediction 1F and the distances for each task; back-updates on cached features",
+        besides="prediction: a pass and the distances for each task; heads on features kept",
         o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
         stages=("main", "back 1", "..."),
         reading="HAT's; herded memory (memory.select random: the original); covariance shrunk as in ROW; an earlier "
@@ -64,8 +67,10 @@ class MORE(HAT):
         back_epochs: int = 10,
         latent: int = 64,
         lr: float | None = None,
+        anneal: Literal["stage", "epoch"] = "stage",
+        gate_steps: int = 3140,
     ) -> None:
-        super().__init__(smax, lamb, "softmax", latent, lr)
+        super().__init__(smax, lamb, "softmax", latent, lr, anneal, gate_steps)
         if temperature <= 0:
             raise ConfigError(f"{self.title}: temperature ({temperature}) must be above 0")
         if back_epochs < 0:

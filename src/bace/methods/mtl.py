@@ -20,7 +20,7 @@ class MTL(Method):
     licence = "past"
     card = Card(
         mechanism="joint training on all data so far",
-        cost="1F+1B on b, over all tasks' data",
+        besides="all tasks' data so far are the new examples",
         o_rows="class 0 under cross-entropy",
         reading="from the pre-trained weights at every task, with one task's epochs",
     )

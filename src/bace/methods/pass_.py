@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.models.heads import AugmentedHead
 from bace.models.model import Model
 from bace.stream import Batch, Task
@@ -26,6 +26,8 @@ class PASS(Method):
         lambda_kd: weight of the distance between student's and teacher's features; 0 leaves it out.
         lambda_proto: weight of the cross-entropy on prototypes; 0 leaves it out.
         temp: temperature of both cross-entropies.
+        head_rate: learning rate of the head, as a multiple of the encoder's, if the run has none for it
+            (train.head_lr). The features are held, so it is the head that learns the new classes.
     """
 
     title = "PASS"
@@ -33,12 +35,14 @@ class PASS(Method):
     modalities = frozenset(("image", "text"))
     growing_head = False
     keeps_teacher = True
+    cost = Passes(16, task=1)
     card = Card(
         mechanism="noisy class prototypes replayed into the head; feature distillation; rotations as classes",
-        cost="1F+1B and a teacher's 1F on 4b (texts: b)",
+        besides="texts, which are not rotated: 4 new",
         o_rows="refused: words labelled O may be entities of other tasks, which one prototype of O would mix",
         reading="linear head and Adam, as the authors have them (SGD diverges at this temperature); where the run has "
-        "SGD, at a tenth of its rate. "
+        "SGD, the encoder at a tenth of its rate, which pre-trained weights bear, and the head at the rate itself: in "
+        "a few epochs (the authors': 100) at the encoder's rate new rows stay where they were drawn. "
         "Texts: no rotations, the rest as it is. The radius is the first task's. Feature distance as for the authors' "
         "batches of 64 pictures in 4 rotations, whatever the batch",
     )
@@ -46,14 +50,16 @@ class PASS(Method):
     prototypes: Tensor  # (classes, width)
     radius: Tensor  # ()
 
-    def __init__(self, lambda_kd: float = 10.0, lambda_proto: float = 10.0, temp: float = 0.1) -> None:
+    def __init__(
+        self, lambda_kd: float = 10.0, lambda_proto: float = 10.0, temp: float = 0.1, head_rate: float = 10.0
+    ) -> None:
         super().__init__()
-        if min(lambda_kd, lambda_proto) < 0 or temp <= 0:
+        if min(lambda_kd, lambda_proto) < 0 or min(temp, head_rate) <= 0:
             raise ConfigError(
                 f"PASS: lambda_kd ({lambda_kd}) and lambda_proto ({lambda_proto}) must be at least 0, temp ({temp}) "
-                "above 0"
+                f"and head_rate ({head_rate}) above 0"
             )
-        self.lambda_kd, self.lambda_proto, self.temp = lambda_kd, lambda_proto, temp
+        self.lambda_kd, self.lambda_proto, self.temp, self.head_rate = lambda_kd, lambda_proto, temp, head_rate
         self.register_buffer("prototypes", torch.zeros(0, 0))
         self.register_buffer("radius", torch.zeros(()))
 
@@ -69,7 +75,9 @@ class PASS(Method):
 
     def stages(self, task: Task) -> list[Stage]:
         train = self.training_settings
-        return [self.stage(task, optimiser="adamw", lr=train.lr / 10 if train.optimiser == "sgd" else None)]
+        lr = train.lr / 10 if train.optimiser == "sgd" else train.lr
+        head_lr = lr * self.head_rate if train.head_lr is None else train.head_lr
+        return [self.stage(task, optimiser="adamw", lr=lr, head_lr=head_lr)]
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         batch = self.rotated(batch)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bace.errors import ConfigError
 from bace.losses import feature_cosine, nca, pooled_distance
-from bace.method import Card, Loss, Stage
+from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.encoders import ImageEncoder
 from bace.models.heads import CosineHead, ProxyHead, imprint, kmeans
@@ -29,7 +29,7 @@ class PODNet(ER):
         proxies: head rows of each class.
         margin: of the classification loss. `as_code`: as published code computes it, where the margin cancels;
             `intended`: as the paper writes it.
-        delta: the intended margin, between cosines.
+        delta: the intended margin, between similarities (2 cos - 2).
         tune_epochs: of the classifier on the balanced memory; 0 leaves them out.
         tune_lr: learning rate of the classifier there.
         mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
@@ -44,13 +44,13 @@ class PODNet(ER):
     scorers = ("nme",)
     card = Card(
         mechanism="pooled distillation of all blocks; multi-proxy cosine head, tuned on the balanced memory; replay",
-        cost="1F+1B and teacher 1F on b+m, with all blocks' outputs; 1F on m in the second stage",
         o_rows="refused: what a sentence's blocks put out belongs to old entities and to new ones alike",
         stages=("main", "classifier"),
-        reading="similarity of proxies is the cosine (the code's 2 cos - 2 orders alike); pictures: the map of patch "
-        "tokens without the class token; texts: pooled over tokens and over channels, without padding; the second "
-        "stage has no distillation, which a fixed encoder would not feel, and trains old proxies too; nme: nearest "
-        "mean of exemplars",
+        replay="concat",
+        reading="similarity of proxies is 2 cos - 2 (the negative squared distance of unit vectors) in the attention "
+        "and in the score, as in the code; pictures: the map of patch tokens without the class token; texts: pooled "
+        "over tokens and over channels, without padding; the second stage has no distillation, which a fixed encoder "
+        "would not feel, and trains old proxies too; nme: nearest mean of exemplars",
     )
 
     def __init__(
@@ -75,6 +75,7 @@ class PODNet(ER):
             raise ConfigError(f"PODNet: proxies is {proxies}, each class needs at least 1")
         self.lambda_flat, self.lambda_spatial, self.proxies = lambda_flat, lambda_spatial, proxies
         self.margin, self.delta, self.tune_epochs, self.tune_lr = margin, delta, tune_epochs, tune_lr
+        self.cost = Passes(4, 4, task=2, memory=1 + tune_epochs)
         self.means: Tensor  # (classes, width) unit means of the exemplars' unit features
         self.register_buffer("means", torch.zeros(0, 0))
 
@@ -135,7 +136,7 @@ class PODNet(ER):
         if self.teacher is None or not (self.lambda_flat or self.lambda_spatial):
             return terms
         before = self.peek([both], self.teacher, taps=tapped)
-        factor = math.sqrt(self.now.seen / (self.now.seen - self.now.known))
+        factor = self.count_means(len(batch), len(both)) * math.sqrt(self.now.seen / (self.now.seen - self.now.known))
         if self.lambda_flat:
             terms["flat"] = self.lambda_flat * factor * feature_cosine(out.features, before.features)
         if self.lambda_spatial:

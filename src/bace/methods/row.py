@@ -2,12 +2,14 @@
 Algorithm for Continual Learning", ICML 2023.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Stage
+from bace.method import Card, Passes, Stage
 from bace.methods.more import MORE
 from bace.models.heads import LinearHead
 from bace.models.model import Model
@@ -20,7 +22,9 @@ class ROW(MORE):
     others; a class's score is the product of both and of the relative nearness of its task.
 
     Args:
-        smax: the gates' steepest slope in training; within every epoch the slope rises from 1 / smax to it.
+        smax: the gates' steepest slope in training; it rises from 1 / smax to it.
+        anneal: as in HAT: the slope rises once over the `stage`, or within every `epoch`.
+        gate_steps: as in HAT: gates move as far as they would in at least so many steps.
         lamb: weight of the sparsity of the gates; 0 leaves it out.
         temperature: of the heads' soft-max at prediction.
         wp_epochs: epochs in which a task's head is fine-tuned for prediction within the task.
@@ -31,9 +35,10 @@ class ROW(MORE):
     """
 
     paper = "Kim et al., Learnability and Algorithm for Continual Learning, ICML 2023"
+    cost = Passes(3, 3, task=3)
     card = Card(
         mechanism="HAT with an out-of-distribution class; heads within and between tasks; Mahalanobis weights",
-        cost="1F+1B on b+m; prediction 1F and the distances for each task; heads on cached features",
+        besides="prediction: a pass and the distances for each task; heads on features kept",
         o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
         stages=("main", "wp", "..."),
         reading="MORE's; features of heads are those of clean views; the pool takes the least count of any class",
@@ -49,8 +54,10 @@ class ROW(MORE):
         head_batch: int = 32,
         latent: int = 64,
         lr: float | None = None,
+        anneal: Literal["stage", "epoch"] = "stage",
+        gate_steps: int = 3140,
     ) -> None:
-        super().__init__(smax, lamb, temperature, distance=True, back_epochs=0, latent=latent, lr=lr)
+        super().__init__(smax, lamb, temperature, True, 0, latent, lr, anneal, gate_steps)
         if min(wp_epochs, tp_epochs) < 0 or head_batch < 1:
             raise ConfigError(
                 f"ROW: wp_epochs ({wp_epochs}) and tp_epochs ({tp_epochs}) must be at least 0, head_batch "

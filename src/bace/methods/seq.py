@@ -21,7 +21,6 @@ class SEQ(Method):
     paper = "sequential fine-tuning; the standard lower bound, no single origin"
     card = Card(
         mechanism="none: fine-tuning",
-        cost="1F+1B on b",
         o_rows="class 0 under cross-entropy",
         reading="the soft-max spans all seen classes (`span=new`: only the new ones)",
     )

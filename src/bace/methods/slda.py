@@ -3,12 +3,14 @@
 Hayes, Kanan, "Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis", CVPR Workshops 2020.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.models.model import Model
 from bace.stream import Batch, Task
 
@@ -19,33 +21,41 @@ class SLDA(Method):
 
     Args:
         eps: share of the identity in the covariance that is inverted.
-        exact: the covariance is the pooled within-class one, whatever the order. Otherwise as published: it depends on
-            the order and is a few per cent off.
-        base_init: after the first task the covariance is shrunk towards a multiple of the identity (oracle
-            approximating shrinkage), as the authors start their streams.
+        exact: the streamed covariance is the pooled within-class one, whatever the order. Otherwise as published: it
+            depends on the order and is a few per cent off.
+        covariance: `streamed` from the first example on; or the first task's pooled one, shrunk towards a multiple of
+            the identity (oracle approximating shrinkage), from which it streams on (`plastic`) or which stays
+            (`fixed`): the authors' two ways, with 100 classes in the first task.
     """
 
     title = "SLDA"
     paper = "Hayes, Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, 2020"
     modalities = frozenset(("image", "text"))
     growing_head = False
+    cost = Passes(0, task=1)
     card = Card(
         mechanism="frozen encoder; running class means and covariance, linear discriminant analysis",
-        cost="1F on b, once per example; no B",
         o_rows="refused: words labelled O may be entities of other tasks, and would enter the mean of O",
-        reading="one pass in clean views, whatever the epochs; the published covariance (`exact`: the pooled one)",
+        reading="one pass in clean views, whatever the epochs; the published recursion (`exact`: the pooled "
+        "covariance), but from the first example on: the authors start from the first task's covariance, shrunk "
+        "(`covariance`)",
     )
 
     means: Tensor  # (classes, width)
     counts: Tensor  # (classes,)
-    scatter: Tensor  # (width, width)  n Sigma; all in double precision
+    sigma: Tensor  # (width, width); all in double precision
 
-    def __init__(self, eps: float = 1e-4, exact: bool = False, base_init: bool = False) -> None:
+    def __init__(
+        self,
+        eps: float = 1e-4,
+        exact: bool = False,
+        covariance: Literal["streamed", "plastic", "fixed"] = "streamed",
+    ) -> None:
         super().__init__()
         if not 0 <= eps <= 1:
             raise ConfigError(f"SLDA: eps is {eps}, a share: it must lie between 0 and 1")
-        self.eps, self.exact, self.base_init = eps, exact, base_init
-        for name, shape in (("means", (0, 0)), ("counts", (0,)), ("scatter", (0, 0))):
+        self.eps, self.exact, self.covariance = eps, exact, covariance
+        for name, shape in (("means", (0, 0)), ("counts", (0,)), ("sigma", (0, 0))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         self.inverse: Tensor | None = None  # of the covariance, until that changes
 
@@ -58,7 +68,7 @@ class SLDA(Method):
 
         width, new = self.model.encoder.width, len(task.classes)
         if task.index == 0:
-            self.means, self.scatter = zeros(0, width), zeros(width, width)
+            self.means, self.sigma = zeros(0, width), zeros(width, width)
         self.means, self.counts = torch.cat([self.means, zeros(new, width)]), torch.cat([self.counts, zeros(new)])
 
     def stages(self, task: Task) -> list[Stage]:
@@ -81,7 +91,8 @@ class SLDA(Method):
         e = x - (self.counts[y, None] * self.means[y] + before @ x) / count.clamp(min=1)[:, None]
         n = self.counts.sum() + torch.arange(len(y), device=y.device)
         f = count / (count + 1) if self.exact or self.in_base else n / (n + 1)
-        self.scatter += (f[:, None] * e).T @ e
+        if self.in_base or self.covariance != "fixed":
+            self.sigma = (n[0] * self.sigma + (f[:, None] * e).T @ e) / (n[-1] + 1)
         own = F.one_hot(y, len(self.means)).double().T  # (classes, rows)
         total = self.counts + own.sum(1)
         self.means = (self.counts[:, None] * self.means + own @ x) / total.clamp(min=1)[:, None]
@@ -89,12 +100,11 @@ class SLDA(Method):
 
     @property
     def in_base(self) -> bool:
-        return self.base_init and self.now.task == 0
+        return self.covariance != "streamed" and self.now.task == 0
 
     def after_epoch(self, stage: Stage) -> None:
         if self.in_base:
-            n = self.counts.sum()
-            self.scatter, self.inverse = n * shrunk(self.scatter / n, n), None
+            self.sigma, self.inverse = shrunk(self.sigma, self.counts.sum()), None
 
     def validation_loss(self, examples: Tensor) -> None:
         """Nothing to stop."""
@@ -103,9 +113,8 @@ class SLDA(Method):
         """mu_c^T Lambda x - mu_c^T Lambda mu_c / 2, where Lambda inverts (1 - eps) Sigma + eps I."""
         x = self.peek([batch]).features.double()
         if self.inverse is None:
-            identity = torch.eye(len(self.scatter), dtype=torch.float64, device=x.device)
-            sigma = self.scatter / self.counts.sum().clamp(min=1)
-            self.inverse = torch.linalg.pinv((1 - self.eps) * sigma + self.eps * identity, hermitian=True)
+            identity = torch.eye(len(self.sigma), dtype=torch.float64, device=x.device)
+            self.inverse = torch.linalg.pinv((1 - self.eps) * self.sigma + self.eps * identity, hermitian=True)
         weight = self.means @ self.inverse  # (classes, width)
         scores = x @ weight.T - (weight * self.means).sum(1) / 2
         # a class without examples has a mean of zeros and would win with its score of 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
+from bace.method import Card, Method, Passes, Stage
 from bace.stream import Batch, Task
 
 
@@ -22,10 +22,11 @@ class SparseER(Method):
     title = "Sparse-ER"
     paper = "De Masson d'Autume et al., Episodic Memory in Lifelong Language Learning, NeurIPS 2019"
     uses_memory = True
+    cost = Passes(3, task=1)
     card = Card(
         mechanism="replay, in one step of a hundred",
-        cost="1.01 (1F+1B) on b",
-        o_rows="class 0 under cross-entropy; a replayed sentence keeps its own task's labels",
+        besides="one step in a hundred more",
+        o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`)",
         reading="herded memory within the budget, filled at the end of a task (the original keeps all it has seen); a "
         "memory step is as large as a batch and comes after the step on new data; steps are counted through the "
         "tasks, as in the original's stream without boundaries, so that short tasks are replayed for too",
@@ -52,7 +53,7 @@ class SparseER(Method):
             return
         self.taken += 1
         if int(self.taken) % self.every == 0 and (replay := self.replay()) is not None:
-            yield replay
+            yield replay.pick(torch.nonzero(self.labelled(replay.targets, new=0)).flatten())
 
     @property
     def replay_size(self) -> int:

@@ -16,9 +16,9 @@ from bace.models.encoders import Encoder, frozen_modules
 class Adapter(nn.Module):
     """u -> u + up(relu(down(u))), exactly the identity at first.
 
-    `down` starts as a small Gaussian and `up` at zero, not both at a tiny constant: that would be a saddle where all
-    hidden units stay equal. Gates on the hidden and the output units (HAT) multiply what `down` and `up` put out, which
-    forward hooks on the two can do.
+    `up` starts at zero, which alone makes it the identity, and `down` as a layer before a ReLU does (He et al., 2015):
+    a tiny `down` would leave next to nothing for `up` to learn from, and so nothing for `down`. Gates on the hidden and
+    the output units (HAT) multiply what `down` and `up` put out, which forward hooks on the two can do.
     """
 
     def __init__(self, width: int, hidden: int, generator: torch.Generator) -> None:
@@ -28,7 +28,7 @@ class Adapter(nn.Module):
         # On "meta" torch's own initialisation does nothing; on the CPU it would draw from the global generator.
         self.down = nn.Linear(width, hidden, device="meta").to_empty(device="cpu")
         self.up = nn.Linear(hidden, width, device="meta").to_empty(device="cpu")
-        nn.init.normal_(self.down.weight, std=1e-3, generator=generator)
+        nn.init.kaiming_normal_(self.down.weight, nonlinearity="relu", generator=generator)
         for zero in (self.down.bias, self.up.weight, self.up.bias):
             nn.init.zeros_(zero)
 

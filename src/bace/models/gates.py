@@ -111,7 +111,10 @@ class Gates:
         layers = [layer for adapter, _, _ in self.layers for layer in (adapter.down, adapter.up)]
         weights = [p for layer in layers for p in layer.parameters(recurse=False)]
         own = [p for norm in self.norms for p in norm.norms[task].parameters()]
-        return [*weights, *(gate.embeddings[task] for gate in self.all()), *own]
+        return [*weights, *self.embeddings(task), *own]
+
+    def embeddings(self, task: int) -> list[nn.Parameter]:
+        return [gate.embeddings[task] for gate in self.all()]
 
     def openness(self) -> Tensor:  # ()
         """sum a (1 - A) / sum (1 - A) over all units: how much the active gates open of what no task uses yet."""

@@ -162,7 +162,7 @@ class AugmentedHead(LinearHead):
 
 
 class CosineHead(Head):
-    """z_c = sigma <h/|h|, w_c/|w_c|>, one learned sigma for all classes of all tasks (LUCIR's layer; bace.md 1.3).
+    """z_c = sigma <h/|h|, w_c/|w_c|>, one learned sigma for all classes of all tasks (LUCIR's layer; docs/bace.md 1).
 
     Args:
         sigma_init: the scale to start from. With few epochs it stays near its start, and a scale of 1 could not even
@@ -180,8 +180,8 @@ class CosineHead(Head):
 
 
 class ProxyHead(CosineHead):
-    """z_c = sigma sum_p softmax(s_c)_p s_cp with s_cp = <h/|h|, w_cp/|w_cp|>: several rows, called proxies, for every
-    class (PODNet's layer). With one proxy it is the cosine head.
+    """z_c = sigma sum_p softmax(s_c)_p s_cp with s_cp = -|h/|h| - w_cp/|w_cp||^2 = 2 cos - 2: several rows, called
+    proxies, for every class (PODNet's layer, whose similarity is the negative squared distance of unit vectors).
 
     Args:
         proxies: of each class; those of a class are neighbouring rows of its block.
@@ -201,8 +201,8 @@ class ProxyHead(CosineHead):
     def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
         unit = F.normalize(features, dim=-1, eps=1e-12)
         cosines = self.products(unit, F.normalize(self.weight, dim=-1, eps=1e-12))
-        cosines = cosines.reshape(*cosines.shape[:-1], self.classes, self.proxies)
-        return self.sigma * (cosines.softmax(-1) * cosines).sum(-1)
+        similarities = 2 * cosines.reshape(*cosines.shape[:-1], self.classes, self.proxies) - 2
+        return self.sigma * (similarities.softmax(-1) * similarities).sum(-1)
 
 
 @torch.no_grad()

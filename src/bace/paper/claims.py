@@ -14,7 +14,7 @@ from typing import Literal
 from bace.paper.catalogue import ENTRIES, Cell, Scale, published, rows_of
 from bace.paper.comparisons import Among, Comparison, Leaf, Part, Quantity
 from bace.paper.results import NUMBERS, Finished, finished_runs
-from bace.paper.statements import CLAIMS, Untestable
+from bace.paper.statements import CLAIMS, Encoded, Untestable
 
 Verdict = Literal["supported", "not supported", "undecided", "missing runs", "not measured", "not testable"]
 
@@ -42,10 +42,15 @@ class Evaluated:
     printed: bool | None  # whether the printed means agree; None: none are printed
     printed_against: tuple[str, ...]  # comparisons that the printed means contradict
     note: str  # reading, or why it cannot be tested
+    setting: str = ""  # of claims about SEQ, LwF or EWC: the span of their soft-max
+
+    @property
+    def name(self) -> str:
+        return f"{self.id} {self.setting}".rstrip()
 
 
 def evaluate(out: Path, scale: Scale) -> list[Evaluated]:
-    """Every row of claims.csv, in order."""
+    """Every row of claims.csv, in order; what is about SEQ, LwF or EWC once for each span of their soft-max."""
 
     runs: dict[object, dict[int, Finished]] = {}
 
@@ -55,20 +60,27 @@ def evaluate(out: Path, scale: Scale) -> list[Evaluated]:
             runs[cell.key] = finished_runs(cell, out, scale)
         return {seed: NUMBERS[metric](found) for seed, found in runs[cell.key].items()}
 
-    return [_evaluate(row["id"], row["claim"], numbers) for row in rows_of("claims.csv")]
+    found: list[Evaluated] = []
+    for row in rows_of("claims.csv"):
+        name, text, about = row["id"], row["claim"], CLAIMS[row["id"]]
+        if isinstance(about, Untestable):
+            found.append(Evaluated(name, text, "not testable", (), (), None, (), about.reason))
+        else:
+            found += [_evaluate(name, text, about, setting, numbers) for setting in about.checks()]
+    return found
 
 
-def _evaluate(name: str, text: str, numbers: Callable[[Leaf], dict[int, float | None]]) -> Evaluated:
-    about = CLAIMS[name]
-    if isinstance(about, Untestable):
-        return Evaluated(name, text, "not testable", (), (), None, (), about.reason)
-    outcomes = {id(c): judge(c, numbers) for c in about.check.comparisons()}
-    cells = {leaf[0].key: leaf[0] for c in about.check.comparisons() for leaf in c.quantity.leaves}
-    with_runs = {leaf[0].key for c in about.check.comparisons() for leaf in c.quantity.leaves if numbers(leaf)}
+def _evaluate(
+    name: str, text: str, about: Encoded, setting: str, numbers: Callable[[Leaf], dict[int, float | None]]
+) -> Evaluated:
+    check = about.checks()[setting]
+    outcomes = {id(c): judge(c, numbers) for c in check.comparisons()}
+    cells = {leaf[0].key: leaf[0] for c in check.comparisons() for leaf in c.quantity.leaves}
+    with_runs = {leaf[0].key for c in check.comparisons() for leaf in c.quantity.leaves if numbers(leaf)}
     missing = tuple(cell for key, cell in cells.items() if key not in with_runs)
-    verdict = together(about.check, lambda c: outcomes[id(c)].verdict)
-    against, agrees = printed_verdict(about.check)
-    return Evaluated(name, text, verdict, tuple(outcomes.values()), missing, agrees, against, about.reading)
+    verdict = together(check, lambda c: outcomes[id(c)].verdict)
+    against, agrees = printed_verdict(check)
+    return Evaluated(name, text, verdict, tuple(outcomes.values()), missing, agrees, against, about.reading, setting)
 
 
 def judge(comparison: Comparison, numbers: Callable[[Leaf], dict[int, float | None]]) -> Outcome:
@@ -207,7 +219,7 @@ def entries_with(cells: Sequence[Cell]) -> list[str]:
 
 def as_rows(verdicts: Sequence[Evaluated]) -> list[list[str]]:
     return [
-        [v.id, v.verdict, interval_text(v), printed_text(v), "\n".join(filter(None, (v.claim, about_text(v))))]
+        [v.name, v.verdict, interval_text(v), printed_text(v), "\n".join(filter(None, (v.claim, about_text(v))))]
         for v in verdicts
     ]
 
@@ -216,6 +228,6 @@ def as_markdown(verdicts: Sequence[Evaluated]) -> str:
     """A table with a row for each claim."""
     lines = ["| id | claim | verdict | difference [95 % interval] | printed | about |", "| --- " * 6 + "|"]
     for v in verdicts:
-        cells = (v.id, v.claim, v.verdict, interval_text(v), printed_text(v), about_text(v))
+        cells = (v.name, v.claim, v.verdict, interval_text(v), printed_text(v), about_text(v))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

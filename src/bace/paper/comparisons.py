@@ -122,6 +122,18 @@ def _flat(parts: Iterable[Part | Iterable[Part]]) -> tuple[Part, ...]:
     return tuple(found)
 
 
+def exchanged(check: Among, exchange: Callable[[Cell], Cell]) -> Among:
+    """The same comparisons of other cells."""
+
+    def of(part: Part) -> Part:
+        if isinstance(part, Among):
+            return exchanged(part, exchange)
+        leaves = tuple((exchange(cell), metric, table) for cell, metric, table in part.quantity.leaves)
+        return replace(part, quantity=replace(part.quantity, leaves=leaves))
+
+    return replace(check, parts=tuple(of(part) for part in check.parts))
+
+
 def greater(a: Quantity, b: Quantity, by: float = 0.0) -> Comparison:
     """a > b + by; with a negative `by`: not below b by more than that."""
     more = f" by {by:g}" if by > 0 else ""

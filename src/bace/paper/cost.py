@@ -1,8 +1,8 @@
 """What a run will cost, before it is started: passes, hours and memory, estimated from counts.
 
 An estimate, good to a factor of about two. Unit: one forward pass of one example, F; a backward pass costs 2 F. Counted
-are the training passes (examples x epochs x passes of the method for each new example), the tests after every task and
-the studies' passes over the training data. docs/paper.md explains the numbers.
+are the training passes (by what the method declares, `Method.cost` and `networks`), the tests after every task and the
+studies' passes over the training data. docs/paper.md explains the numbers.
 """
 
 import json
@@ -12,20 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bace.config import Config
+from bace.data.benchmarks import find_benchmark
+from bace.method import Method
+from bace.runner import make_method
 
-# F for each new example and epoch once there is a memory, with as many replayed as new ones: spec/bace.md 9.1 and the
-# methods' cards. FOSTER, BEEF, GD, EEIL: all stages, spread over the epochs of one.
-PASSES: dict[str, float] = {
-    "SEQ": 3, "MTL": 3, "EWC": 3, "HAT": 3, "OWM": 3, "LwF": 4, "L2P": 4, "MEMO": 4, "Sparse-ER": 4, "MBPA": 4,
-    "MBPA++": 4, "ER": 6, "IL2M": 6, "A-GEM": 6, "MORE": 6, "ROW": 6, "BiC": 8, "LUCIR": 8, "PODNet": 8, "iCaRL": 8,
-    "CLS-ER": 8, "EEIL": 12, "DER++": 9, "IDBR": 8, "ExtendNER": 8, "CFNER": 12, "HAL": 12, "Co2L": 16, "PASS": 16,
-    "GD": 16, "FOSTER": 18, "BEEF": 20, "DDE": 28,
-}  # fmt: skip
-# whole networks beside the one that is trained: teachers, averages
-COPIES: dict[str, float] = {
-    "LwF": 1, "BiC": 1, "LUCIR": 1, "PODNet": 1, "iCaRL": 1, "DDE": 1, "EEIL": 2, "GD": 2, "CLS-ER": 2, "FOSTER": 2,
-    "BaCE": 1, "PASS": 1, "Co2L": 1, "HAL": 1, "IDBR": 1, "ExtendNER": 1, "CFNER": 1, "L2P": 1, "EWC": 2,
-}  # fmt: skip
 CORPORA = {  # classes, training and test examples of the tasks, which show parts of corpora; of sentences, about
     "topics": (22, 22 * 28_000, 22 * 2_000 - 400),
     "topics-desk": (36, 36 * 28_000, 36 * 2_000),
@@ -53,21 +43,11 @@ def estimate(config: Config, steps: int) -> Cost | None:
     size, shape = data_size(config), shape_of(config)
     if size is None or shape is None:
         return None
-    train, test = size
+    classes, train, test = size
     width, depth, tokens = shape
-    name = str(config.method["name"])
-    later = (steps - 1) / steps  # of the examples: those that come after the first task
-    epochs = config.train.epochs
-    if name == "MTL":  # all data so far at every task, or once
-        rounds = 1.0 if config.method.get("only_last") else (steps + 1) / 2
-        learning = 3 * train * epochs * rounds
-    elif name == "SLDA":  # one pass, no gradient
-        learning = float(train)
-    elif name == "GDumb":  # from the start after every task, on the memory alone
-        learning = 3.0 * config.memory.size * float(str(config.method.get("passes", 128))) * steps
-    else:
-        replays = bool(config.memory.size or config.memory.per_class)
-        learning = train * epochs * (3 * (1 - later) + passes_of(config, replays) * later)
+    method = make_method(config, find_benchmark(str(config.benchmark["name"])).modality)
+    memory = min(config.memory.size or config.memory.per_class * classes, train)
+    learning = learning_passes(method, config, train, memory, steps)
     seen = (steps + 1) / 2  # tests and studies after each task are over all tasks so far
     looking = train * seen if {"probing", "tracking"} & set(config.studies) else 0.0
     # of the 3 F of a trained example, frozen blocks save both parts of the backward pass, adapters that of the weights
@@ -79,27 +59,31 @@ def estimate(config: Config, steps: int) -> Cost | None:
     per_pass = tokens * depth * (24 * width**2 + 4 * tokens * width)
     weights = 12 * depth * width**2
     optimiser = 2 if config.train.optimiser == "adamw" else 1
-    held = weights * (2 + optimiser + COPIES.get(name, 0)) + (steps - 1) * weights * (name == "BEEF")
+    networks = method.networks + method.keeps_teacher + method.expands * (steps - 1)
+    held = weights * (networks + 1 + optimiser)  # and the gradient
     activations = ACTIVATIONS * tokens * width * depth * config.train.batch_size
     kept = min(config.backbone.cache * 1e6, 4 * (train + test) * tokens * width)
     return Cost(passes, computed * per_pass, 4 * (held + activations) + kept)
 
 
-def passes_of(config: Config, replays: bool) -> float:
-    """F for each new example and epoch, after the first task."""
-    name, own = str(config.method["name"]), config.method
-    if name == "BaCE":  # with the speed-ups that are always on: one teacher pass an epoch serves both terms
-        neighbours = float(str(own.get("K", 5))) if own.get("W0", 0.95) != 1 else 0.0
-        teacher = 1 if neighbours or own.get("alpha", 1.0) != 0 else 0
-        return (3 + 4 * replays) + teacher + neighbours * (3 if own.get("neighbor_grad") else 1)
-    found = PASSES.get(name, 6)
-    return found if replays or found < 6 else found / 2
+def learning_passes(method: Method, config: Config, train: int, memory: int, steps: int) -> float:
+    """Of a run with so many training examples and slots of memory, tests not counted. The first task is plain."""
+    cost, epochs = method.cost, config.train.epochs
+    if method.licence == "past":  # all data so far at every task, or once
+        rounds = 1.0 if config.method.get("only_last") else (steps + 1) / 2
+        return cost.new * epochs * train * rounds
+    method.training_settings = config.train
+    share = method.replay_share if memory else 0
+    replayed = share / (config.train.batch_size - share)  # beside each new example
+    if getattr(method, "mode", None) == "concat":  # each slot once an epoch
+        replayed = memory * steps / train
+    first = epochs * min(cost.new, 3.0)
+    later = (cost.epochs or epochs) * (cost.new + cost.replayed * replayed) + cost.task
+    return train / steps * (first + (steps - 1) * later) + steps * cost.memory * memory
 
 
-def data_size(config: Config) -> tuple[int, int] | None:
-    """Training and test examples of a benchmark."""
-    from bace.data.benchmarks import find_benchmark
-
+def data_size(config: Config) -> tuple[int, int, int] | None:
+    """Classes, training and test examples of a benchmark."""
     name = str(config.benchmark["name"])
     counts = [corpus.counts for corpus in find_benchmark(name).corpora]
     if name in CORPORA:
@@ -115,7 +99,7 @@ def data_size(config: Config) -> tuple[int, int] | None:
     for all_of_it, a_class, a_task in zip((train, test), per_class, per_task, strict=True):
         limits = [limit * n for limit, n in ((a_class, classes), (a_task, tasks)) if isinstance(limit, int)]
         found.append(min([all_of_it, *limits]))
-    return found[0], found[1]
+    return classes, found[0], found[1]
 
 
 def shape_of(config: Config) -> tuple[int, int, int] | None:

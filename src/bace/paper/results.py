@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from bace.paper.catalogue import Cell, Entry, Printed, Scale, published, published_average
-from bace.report.runs import Metrics, Run, groups, load_runs
+from bace.report.runs import COLUMNS, Metrics, Run, groups, load_runs
 
 Matrix = list[list[float]]
 LEFT = ("memory", "method", "task")  # columns of names
@@ -174,7 +174,7 @@ def chance_purity(found: Finished) -> float | None:
 
 
 NUMBERS: dict[str, Callable[[Finished], float | None]] = {
-    **{name: _of_metrics(name) for name in ("A_last", "A_avg", "FGT", "FWT", "seconds", "kept_mb")},
+    **{name: _of_metrics(name) for name in (*COLUMNS, "kept_mb")},
     "Acc": _of_metrics("A_last"),
     "Prob.Acc": lambda found: last(probing(found)),
     "gap": lambda found: less(last(probing(found)), found.metrics.A_last),

@@ -3,6 +3,7 @@
 Numbers such as 20 points are our readings of words such as 'large'; docs/paper.md has the rules.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,11 +17,13 @@ from bace.paper.catalogue import (
     LONGER,
     NER,
     RIVALS,
+    SPANS,
     TEXT,
     VARIANTS,
     WITH_MEMORY,
     WITHOUT_MEMORY,
     Buffer,
+    with_span,
 )
 from bace.paper.comparisons import (
     Among,
@@ -29,6 +32,7 @@ from bace.paper.comparisons import (
     Quantity,
     correlation,
     every,
+    exchanged,
     falling,
     greater,
     lies,
@@ -46,6 +50,13 @@ class Encoded:
 
     check: Among
     reading: str = ""
+
+    def checks(self) -> dict[str, Among]:
+        """What is judged: of SEQ, LwF and EWC with a soft-max over all seen classes, and with one over the new ones;
+        the same check where it makes no difference."""
+        checks = {f"span={span}": exchanged(self.check, functools.partial(with_span, span=span)) for span in SPANS}
+        seen, new = ([c.quantity.leaves for c in check.comparisons()] for check in checks.values())
+        return {"": self.check} if seen == new else checks
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from bace.errors import DataError
+from bace.metrics import MEASURES, new_task_accuracy
 
 # Settings that name a run rather than define it; seeds of one experiment may differ in them.
 BOOKKEEPING = frozenset({"seed", "studies", "out", "folder", "resume", "progress", "verbose"})
+COLUMNS = (*MEASURES, "seconds")  # numbers of a run that tables show
 BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")  # nothing else may stand where the page shows a picture
 
 
@@ -46,15 +48,17 @@ class Metrics:
 
     A_last: float | None
     A_avg: float | None
+    A_new: float | None
     FGT: float | None
     FWT: float | None
     seconds: float | None
     passes: float | None  # of examples through an encoder, forward; there and back counts three
     peak_memory_mb: float | None
     kept_mb: float | None  # most that the method held after a task
-    score: str  # what the percentages are of: "accuracy", "macro F1"; "" where the run does not say
+    score: str  # what the percentages are of: "accuracy", "seqeval macro F1"; "" where the run does not say
     A: tuple[float, ...]  # (tasks,)
     confusion: Confusion | None
+    entities: tuple[dict[str, float | None], ...]  # (tasks,) scores of each, by name, after the last task; or empty
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Row:
     seeds: tuple[int, ...]
     A_last: Stat | None
     A_avg: Stat | None
+    A_new: Stat | None
     FGT: Stat | None
     FWT: Stat | None
     seconds: Stat | None
@@ -179,11 +184,7 @@ def summary(runs: Iterable[Run]) -> list[Row]:
                 label=group.label,
                 settings=group.settings,
                 seeds=tuple(run.seed for run in group.runs),
-                A_last=stat([m.A_last for m in metrics]),
-                A_avg=stat([m.A_avg for m in metrics]),
-                FGT=stat([m.FGT for m in metrics]),
-                FWT=stat([m.FWT for m in metrics]),
-                seconds=stat([m.seconds for m in metrics]),
+                **{name: stat([getattr(m, name) for m in metrics]) for name in COLUMNS},
             )
         )
     return rows
@@ -197,11 +198,11 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         table.show_edge = False
         table.add_column("method", min_width=12)
         lines = [
-            (row.label, str(len(row.seeds)), *map(show, (row.A_last, row.A_avg, row.FGT, row.FWT, row.seconds)))
+            (row.label, str(len(row.seeds)), *(show(getattr(row, name)) for name in COLUMNS))
             for row in rows
             if row.benchmark == benchmark
         ]
-        for number, name in enumerate(("seeds", "A_last", "A_avg", "FGT", "FWT", "seconds"), 1):
+        for number, name in enumerate(("seeds", *COLUMNS), 1):
             width = max(len(line[number]) for line in lines)
             table.add_column(name, justify="right", no_wrap=True, min_width=max(width, len(name)))
         for line in lines:
@@ -324,7 +325,7 @@ def _load_run(folder: Path) -> Run:
             for number, task in enumerate(tasks, 1)
         ),
         matrix=matrix,
-        metrics=_metrics(folder / "metrics.json", len(tasks)) if finished else None,
+        metrics=_metrics(folder / "metrics.json", matrix) if finished else None,
         epochs=_epochs(folder / "log.jsonl", len(tasks)) if finished else (),
         studies=_studies(folder / "studies.json", len(tasks)) if (folder / "studies.json").exists() else {},
     )
@@ -350,30 +351,34 @@ def _matrix(path: Path, tasks: int, finished: bool) -> tuple[tuple[float, ...], 
     return tuple(matrix)
 
 
-def _metrics(path: Path, tasks: int) -> Metrics:
-    found = _object(path)
+def _metrics(path: Path, matrix: Sequence[Sequence[float]]) -> Metrics:
+    found, tasks = _object(path), len(matrix)
     curve = _get(found, "A", list, path)
     numbers = [_finite(value) for value in curve]
     if len(curve) != tasks or None in numbers:
         raise DataError(f"'{path}': 'A' must be {tasks} numbers, one for each task, got {curve}.")
-    for name in ("A_last", "A_avg", "FGT", "FWT", "seconds"):
+    found.setdefault("A_new", new_task_accuracy(matrix))  # runs of before it was a measure have no A_new
+    for name in COLUMNS:
         value = found.get(name)
-        if not isinstance(value, int | float) and (value is not None or name not in ("FGT", "FWT")):
+        if not isinstance(value, int | float) and (value is not None or name in ("A_last", "A_avg", "seconds")):
             raise DataError(f"'{path}': '{name}' must be a number, got {value!r}.")
     confusion = found.get("confusion")
     return Metrics(
-        A_last=_finite(found["A_last"]),
-        A_avg=_finite(found["A_avg"]),
-        FGT=_finite(found.get("FGT")),
-        FWT=_finite(found.get("FWT")),
-        seconds=_finite(found["seconds"]),
+        **{name: _finite(found.get(name)) for name in COLUMNS},
         passes=_finite(found.get("passes")),
         peak_memory_mb=_finite(found.get("peak_memory_mb")),
         kept_mb=max(found["kept"]) / 1e6 if _are_numbers(found.get("kept"), tasks) and all(found["kept"]) else None,
         score=str(found.get("score", "")),
         A=tuple(number for number in numbers if number is not None),
         confusion=None if confusion is None else _confusion(confusion, path),
+        entities=_entities(found.get("entities", []), tasks, path),
     )
+
+
+def _entities(found: Any, tasks: int, path: Path) -> tuple[dict[str, float | None], ...]:
+    if found and not (isinstance(found, list) and len(found) == tasks and all(isinstance(one, dict) for one in found)):
+        raise DataError(f"'{path}': 'entities' must be {tasks} objects with the scores of a task each.")
+    return tuple({str(name): _finite(value) for name, value in one.items()} for one in found)
 
 
 def _confusion(found: Any, path: Path) -> Confusion:

@@ -4,12 +4,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from bace.report import figures, setting_figures
 from bace.report.figures import Figure
 from bace.report.markup import cell, chip, count, grid, heading, part, scale, slug, sortable
-from bace.report.runs import Group, Row, Run, Stat, flatten, leaf
+from bace.report.runs import Group, Row, Run, Stat, flatten, leaf, stat
 
 Published = Mapping[tuple[str, str], tuple[float, float | None]]  # (method, metric) -> mean, deviation
 
@@ -17,11 +18,21 @@ Published = Mapping[tuple[str, str], tuple[float, float | None]]  # (method, met
 COLUMNS = (
     ("A_last", "average score over all tasks after the last one (%)", True),
     ("A_avg", "mean of that average over all steps (%)", True),
+    ("A_new", "mean score of a task right after it was learned, tasks 2 and later (%)", True),
     ("FGT", "forgetting: mean drop from a task's best score to its last (points)", False),
     ("FWT", "forward transfer: mean score on a task before learning it, above chance (points)", True),
     ("seconds", "wall-clock time", False),
 )
 
+# Scores of entities: the name in metrics.json, for the reader, what it is, and whether more is better.
+ENTITY_SCORES = (
+    ("macro_f1", "macro F1", "seqeval's, which makes A_t: mean over all types in the text or predicted", True),
+    ("macro_f1_own", "own types", "mean over the task's own types only: a foreign type by itself costs nothing", True),
+    ("micro_f1", "micro F1", "over entities of all types", True),
+    ("precision", "precision", "share of the predicted entities that are right", True),
+    ("recall", "recall", "share of the entities that are found", True),
+    ("foreign_rate", "foreign", "share of the predicted entities whose type is not the task's", False),
+)
 
 # What a run costs: the name in `Metrics`, for the reader, the unit, and what it is.
 COSTS = (
@@ -78,6 +89,7 @@ class Section:
         """`titled`: with the benchmark's name, which one that is alone does not need."""
         makers = (
             self.summary,
+            self.entity_scores,
             self.against_published,
             self.curves,
             self.task_by_task,
@@ -140,6 +152,11 @@ class Section:
     def summary(self) -> Part:
         return Part("Summary", "", _table(self.rows, self.index, self.published))
 
+    def entity_scores(self) -> Part | None:
+        aid = "After the last task, averaged over the tasks (%). An entity is right if its words and its type are."
+        content = _entity_table(self.made, self.index)
+        return Part("Entity scores", aid, content) if content else None
+
     def against_published(self) -> Part | None:
         pairs = _against(self.rows, self.published, "A_last")
         if not pairs:
@@ -163,7 +180,8 @@ class Section:
     def task_by_task(self) -> Part:
         aid = (
             f"Row t is the model after task t, column i its {self.measure} on task i (%{self.mean}): "
-            "a column that fades downwards is a task being forgotten."
+            "a column that fades downwards is a task being forgotten; the diagonal is each task right after it was "
+            "learned, and its mean from the second task on is A_new."
         )
         maps = [self.small("matrix", group, figures.matrix(group, self.measure)) for group in self.made]
         return Part("Task by task", aid, scale() + grid(maps, large=self.tasks > figures.MOST_SMALL))
@@ -338,13 +356,35 @@ def _table(rows: Sequence[Row], index: dict[str, int], published: Published) -> 
                 theirs = _printed(row, published, name)
                 body += cell(theirs, "published", f" ({ours.mean - theirs.mean:+.1f})" if ours and theirs else "")
         body += "</tr>"
-    meanings = "; ".join(f"<b>{name}</b> {escape(meaning)}" for name, meaning, _ in COLUMNS[:4])
+    meanings = "; ".join(f"<b>{name}</b> {escape(meaning)}" for name, meaning, _ in COLUMNS[:-1])
     several = any(len(row.seeds) > 1 for row in rows)
     return sortable("Summary", head, body) + (
         f'<p class="note">{"Mean ± sample standard deviation over seeds. " if several else ""}{meanings}. '
         + ("<b>published</b> the paper's number (in brackets: ours minus it). " if printed else "")
         + "Arrows point to the better side, the best is bold; a column's heading sorts by it.</p>"
     )
+
+
+def _entity_table(made: Sequence[Group], index: dict[str, int]) -> str:
+    """Every score of entities, where the runs have them."""
+
+    def score(run: Run, name: str) -> float | None:
+        values = [task.get(name) for task in run.metrics.entities] if run.metrics else []
+        return None if None in values else fmean(value for value in values if value is not None)
+
+    found = [group for group in made if all(run.metrics and run.metrics.entities for run in group.runs)]
+    if not found:
+        return ""
+    head, body = heading("method", "", ""), ""
+    for _, title, meaning, more in ENTITY_SCORES:
+        head += heading(title, meaning, "descending" if more else "ascending", "↑" if more else "↓")
+    for group in found:
+        label = escape(group.label)
+        body += f'<tr data-method="{label}"><th scope="row" data-value="{label}">{chip(group.label, index)}</th>'
+        body += "".join(cell(stat([score(run, name) for run in group.runs])) for name, _, _, _ in ENTITY_SCORES)
+        body += "</tr>"
+    meanings = "; ".join(f"<b>{title}</b> {escape(meaning)}" for _, title, meaning, _ in ENTITY_SCORES)
+    return sortable("Entity scores", head, body) + f'<p class="note">{meanings}.</p>'
 
 
 def _distance_table(made: Sequence[Group], index: dict[str, int]) -> str:

@@ -1,4 +1,5 @@
-"""Figures of settings compared: sweeps of W0, alpha, K, variants of Effect_new, sizes of the memory.
+"""Figures of settings compared: sweeps of W0, alpha, K, variants of Effect_new, sizes of the memory. (F3, T4: Figure 3
+and Table IV of the paper.)
 
 Plain plotly.js dictionaries, as in figures.py; None where the runs do not have what is to be shown: no study, a study
 that was skipped, nothing that differs.
@@ -18,6 +19,7 @@ NEIGHBOURLESS = {"K": "0", "effect_new": "none"}  # what W0 = 1 amounts to: a sa
 MEASURES = {  # what a sweep may show: metrics of a run, and what its axis says
     "A_last": "A_last (%)",
     "A_avg": "A_avg (%)",
+    "A_new": "A_new (%)",
     "FGT": "FGT (points)",
     "FWT": "FWT (points)",
     "seconds": "seconds",

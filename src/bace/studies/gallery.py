@@ -1,4 +1,4 @@
-"""A gallery of neighbours: a few anchors of each task beside their nearest rows, with labels (bace.md 8.2, F6, F12).
+"""A gallery of neighbours: a few anchors of each task beside their nearest rows, as in the paper's Figures 6, 12.
 
 The neighbours are those that the method itself used in the task's last epoch, if it used any; otherwise the nearest
 training examples of the task in the eyes of the teacher, or of the network where there is no teacher.

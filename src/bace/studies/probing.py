@@ -1,4 +1,4 @@
-"""Probing accuracy: what a fresh classifier, trained on all data so far, reads off the method's features (bace.md 6.1).
+"""Probing accuracy: what a fresh classifier, trained on all data so far, reads off the method's features.
 
 The gap to the observed accuracy, that of the method's own classifier, is what the classifier has forgotten and the
 encoder has not.
@@ -67,7 +67,7 @@ def fit_probe(
 
 
 def collect(records: list[Record], stream: Stream, config: Config) -> Record:
-    """Percent after each task: accuracy, or macro F1 for tokens, every task counting the same."""
+    """Percent after each task: accuracy, or seqeval's macro F1 for tokens, every task counting the same."""
     return columns(records)
 
 

@@ -1,4 +1,4 @@
-"""Feature-embedding distance: how far a class's mean feature is from its row in the classifier (bace.md 6.2)."""
+"""Feature-embedding distance: how far a class's mean feature is from its row in the classifier."""
 
 import torch
 import torch.nn.functional as F

@@ -1,0 +1,134 @@
+"""Words labelled O in replayed sentences (train.replay_o): which are under cross-entropy and which are distilled, by
+hand, in every method that replays sentences."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from steps import Array, at_task, cross_entropy, kl_slice, logits_of, recorded_passes, some, take_step
+
+import bace
+from bace.methods import METHODS
+from bace.stream import Batch
+
+RULES = ("label", "distil")
+# of methods whose loss has a term "replay": its weight, and which of a step's draws it is over
+REPLAYING: list[tuple[dict[str, Any], float, int]] = [
+    ({"name": "er"}, 1, 1),
+    ({"name": "derpp", "logits": "teacher"}, 0.5, 1),
+    ({"name": "derpp", "logits": "stored"}, 0.5, 2),
+    ({"name": "clser"}, 1, 1),
+    ({"name": "bic"}, 4 / 9, 1),  # 1 - old / seen classes
+    ({"name": "lucir"}, 1, 1),
+    ({"name": "extendner"}, 1, 1),
+    ({"name": "cfner"}, 1, 1),
+    ({"name": "bace"}, 1, 1),
+]
+
+
+def counted(targets: Array, rule: str) -> Array:
+    """Rows under cross-entropy: all words, or entities alone."""
+    return np.ones(len(targets), bool) if rule == "label" else targets != 0
+
+
+def step(method: Any) -> tuple[dict[str, float], Batch, int]:
+    """The terms of a step away from the start of the task, what the student was passed, how much of it is new."""
+    batch = some(method, 6)
+    take_step(method, batch)
+    with recorded_passes() as passes:
+        terms = method.loss(batch)
+    return {name: term.item() for name, term in terms.items()}, next(p.batch for p in passes if p.training), len(batch)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("options", "weight", "draw"), REPLAYING, ids=lambda value: str(value))
+def test_replayed_sentences_are_under_cross_entropy_with_all_their_words_or_with_their_entities_alone(
+    tiny: Any, options: dict[str, Any], weight: float, draw: int, rule: str
+) -> None:
+    method = at_task(tiny, "token", options, **{"train.replay_o": rule})
+    terms, passed, new = step(method)
+    rows = slice(new, new + len(method.replay(draw)))
+    logits, targets = logits_of(method.model, passed)[rows], passed.targets.numpy()[rows]
+    assert 0 < (targets == 0).sum() < len(targets)
+    here = counted(targets, rule)
+    expected = weight * cross_entropy(logits[here], targets[here])
+    assert terms["replay"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    entity = targets != 0
+    assert abs(cross_entropy(logits, targets) - cross_entropy(logits[entity], targets[entity])) > 1e-2  # O words show
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_extendner_distils_the_o_words_that_are_not_under_cross_entropy(tiny: Any, rule: str) -> None:
+    method = at_task(tiny, "token", {"name": "extendner"}, **{"train.replay_o": rule})
+    terms, passed, new = step(method)
+    kl = kl_slice(logits_of(method.model, passed), logits_of(method.teacher, passed))
+    outside, is_new = passed.targets.numpy() == 0, np.arange(len(passed)) < new
+    expected = kl[outside & is_new].mean() + (kl[outside & ~is_new].mean() if rule == "distil" else 0)
+    assert terms["distil"] == pytest.approx(2 * expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_bace_distils_the_o_words_of_replayed_sentences_as_those_of_new_ones_and_matches_all_logits(
+    tiny: Any, rule: str
+) -> None:
+    """alpha mean over O of KL(S0 || S), S cut out of the soft-max over all; without alpha nothing is distilled."""
+    for alpha in (0.7, 0.0):
+        method = at_task(tiny, "token", {"name": "bace", "alpha": alpha}, **{"train.replay_o": rule})
+        terms, passed, new = step(method)
+        student, teacher = logits_of(method.model, passed)[new:], logits_of(method.teacher, passed)[new:]
+        outside = passed.targets.numpy()[new:] == 0
+        assert ("replay_o" in terms) == (rule == "distil" and alpha > 0)
+        if "replay_o" in terms:
+            expected = 0.7 * kl_slice(student[outside], teacher[outside]).mean()
+            assert terms["replay_o"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert terms["match"] == pytest.approx(((student[:, :5] - teacher) ** 2).mean(), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_gems_reference_gradient_is_of_the_same_words(tiny: Any, rule: str) -> None:
+    """What would undo the reference gradient by hand is projected to nothing."""
+    method = at_task(tiny, "token", {"name": "agem"}, **{"train.replay_o": rule})
+    batch = some(method, 6)
+    method.loss(batch).backward()
+    reference = method.reference()
+    here = torch.from_numpy(counted(reference.targets.numpy(), rule))
+    loss = torch.nn.functional.cross_entropy(method.model(reference).logits[here], reference.targets[here])
+    moving = [p for p in method.model.parameters() if p.grad is not None]
+    for p, g in zip(moving, torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True), strict=True):
+        p.grad = -g
+    before = torch.stack([p.grad.norm() for p in moving if p.grad is not None]).norm()
+    method.before_step(batch)
+    after = torch.stack([p.grad.norm() for p in moving if p.grad is not None]).norm()
+    assert before > 1e-2
+    assert after < 1e-4 * before
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_of_sparse_er_on_memory_takes_the_same_words(tiny: Any, rule: str) -> None:
+    method = at_task(tiny, "token", {"name": "sparseer", "every": 1}, **{"train.replay_o": rule})
+    batch, replayed = method.expand(some(method, 6))
+    assert (batch.targets == 0).any()
+    whole = method.replay()
+    here = torch.from_numpy(counted(whole.targets.numpy(), rule))
+    assert torch.equal(replayed.rows, whole.rows[here])
+    assert torch.equal(replayed.targets, whole.targets[here])
+    expected = cross_entropy(logits_of(method.model, whole)[here.numpy()], whole.targets.numpy()[here.numpy()])
+    assert method.loss(replayed).item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+# GDumb learns O from its memory alone; MBPA's neighbours are no replay, and it adapts to their O words too
+UNCHANGED = ("gdumb", "mbpa")
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_methods_that_replay_no_sentences_beside_new_ones_are_the_same_under_both_rules(tiny: Any, name: str) -> None:
+    runs = [
+        bace.run(tiny.settings("token", method=name, **{"train.replay_o": rule, "train.epochs": 1})) for rule in RULES
+    ]
+    assert runs[0].matrix == runs[1].matrix
+
+
+def test_these_are_all_methods_that_keep_sentences() -> None:
+    here = {options["name"] for options, _, _ in REPLAYING} | {"agem", "sparseer", "mbpapp", *UNCHANGED}
+    assert here == {m.__name__.lower() for m in METHODS if m.uses_memory and "token" in m.modalities}

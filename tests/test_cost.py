@@ -1,0 +1,84 @@
+"""What methods declare to cost, passes and networks, against what tiny runs of them take."""
+
+import weakref
+from typing import Any
+
+import pytest
+from checks import short
+
+from bace.methods import METHODS
+from bace.models.encoders import Encoder
+from bace.models.model import Model
+from bace.room import bytes_kept
+from bace.runner import assemble
+from bace.settings import config_from
+from bace.trainer import At, Trainer
+
+# several neighbours of each example would be the same ones among twenty, anchors take hundreds of passes in any task
+SMALLER = {"BaCE": {"K": 1}, "DDE": {"top_k": 1}, "HAL": {"anchor_steps": 1, "memory_steps": 1}}
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny ViT with as many blocks as large ones have."""
+    from transformers import ViTConfig, ViTModel
+
+    folder = tmp_path_factory.mktemp("deep")
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 8, "patch_size": 4}
+    ViTModel(ViTConfig(num_hidden_layers=12, **shape), add_pooling_layer=False).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.title)
+def test_a_task_takes_the_passes_and_networks_that_are_declared(
+    tiny: Any, deep: str, monkeypatch: pytest.MonkeyPatch, method: Any
+) -> None:
+    """Passes within a quarter; networks within half of one, which is room for heads and tables."""
+    chosen = short({"name": method.title, **SMALLER.get(method.title, {})})
+    changes: dict[str, Any] = {"measure.fwt": False}  # tests are not the method's
+    if method.title == "MEMO":  # its trunk is all blocks but the last
+        changes["backbone"] = deep
+    config = config_from(tiny.settings(min(method.modalities), method=chosen, **changes))
+    learned, stream = assemble(config)
+    networks = Networks(learned)
+    monkeypatch.setattr(Model, "forward", networks.watched(Model.forward))
+    trainer = Trainer(learned, stream, config)
+    for task in stream:
+        trainer.at, before = At(task=task.index), Encoder.passes
+        networks.most = 0
+        trainer.learn(task)
+        networks.measure()
+    found, last = Encoder.passes - before, stream[-1]
+
+    cost, joint = learned.cost, learned.licence == "past"
+    new = sum(len(task.train) for task in stream) if joint else len(last.train)
+    replayed = config.memory.size if getattr(learned, "mode", None) == "concat" else new  # half a batch: as many
+    every = (cost.epochs or config.train.epochs) * (cost.new * new + cost.replayed * replayed)
+    assert found == pytest.approx(every + cost.task * new + cost.memory * config.memory.size, rel=0.25)
+
+    encoder = sum(p.nbytes for p in learned.model.encoder.parameters())
+    announced, declared = 4 * learned.needs(last.index)[0], learned.networks + learned.keeps_teacher
+    assert networks.most == pytest.approx(announced, abs=encoder / 2)
+    assert networks.most >= encoder * (declared + learned.expands * last.index)
+
+
+class Networks:
+    """The most bytes that a method's tensors took together with the networks that it passes but does not hold."""
+
+    def __init__(self, method: Any) -> None:
+        self.method, self.most = method, 0
+        self.passed: weakref.WeakSet[Model] = weakref.WeakSet()
+
+    def watched(self, forward: Any) -> Any:
+        def passing(model: Model, *inputs: Any, **options: Any) -> Any:
+            if model not in self.passed:
+                self.passed.add(model)
+                self.measure()
+            return forward(model, *inputs, **options)
+
+        return passing
+
+    def measure(self) -> None:
+        held = {id(p) for p in self.method.parameters()}
+        others = {id(p): p.nbytes for model in self.passed for p in model.parameters() if id(p) not in held}
+        self.most = max(self.most, bytes_kept(self.method) + sum(others.values()))
