@@ -1,9 +1,9 @@
-"""`make test-cpu`: what depends on how a CPU rounds, under every instruction set of this machine, with 1 and 2 threads.
+"""`make test-cpu`: what depends on rounding, under every instruction set of this machine, with one thread and with two.
 
-    python tests/cpu.py [formulas] [golden] [conformance] [--only NAME]
+    python tests/cpu.py [formulas] [golden] [conformance] [--instructions NAME] [--threads N] [--workers N]
 
-With one thread MKL and oneDNN are brought down to the instruction set too; with two, torch's own kernels alone. What
-ran is printed as a table, with the output of what failed; the exit code is 1 if anything did.
+With one thread, MKL and oneDNN are brought down to the instruction set too; with two, torch's own kernels alone. Prints
+a table of what ran, and the output of what failed; the exit code is 1 if anything did.
 """
 
 import argparse
@@ -20,7 +20,7 @@ PARTS = {
     "formulas": [TESTS / "formulas"],
     "golden": [TESTS / "test_golden.py"],
     # of each method on one modality: killed at every kind of resume point it ends in the same bits
-    "conformance": [TESTS / "test_methods.py", "-k", "check_resume_equals_the_straight_run and (image or IDBR or NER)"],
+    "conformance": [TESTS / "test_methods.py", "-k", "check_resume_equals_the_straight_run and (image or NER)"],
 }
 
 
@@ -34,16 +34,18 @@ def environment(instructions: str, threads: int) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="*", default=list(PARTS), choices=PARTS, metavar="part", help=", ".join(PARTS))
-    parser.add_argument("--only", choices=INSTRUCTION_SETS, help="this instruction set, with one thread")
+    parser.add_argument("--instructions", choices=INSTRUCTION_SETS, nargs="*", default=instruction_sets())
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--workers", type=int, help="processes at a time; default: as the cores allow")
     given = parser.parse_args()
-    cases = [(given.only, 1)] if given.only else [(name, n) for n in (1, 2) for name in instruction_sets()]
+    cases = [(instructions, threads) for threads in given.threads for instructions in given.instructions]
     print(f"{'instructions':14}{'threads':9}{'part':13}{'minutes':9}result", flush=True)
     failures = 0
     for instructions, threads in cases:
         changes = environment(instructions, threads)
-        workers = max(1, (os.cpu_count() or 1) // threads)
+        workers = given.workers or max(1, (os.cpu_count() or 1) // threads)
         for part in given.part:
-            command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), *PARTS[part]]
+            command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadgroup", *PARTS[part]]
             began = time.monotonic()
             done = subprocess.run(command, env={**os.environ, **changes}, capture_output=True, text=True)
             summary = done.stdout.strip().splitlines()[-1:] or done.stderr.splitlines()[-1:]

@@ -95,16 +95,17 @@ def run_seed(instructions: str, seed: int, titles: list[str]) -> None:
 
 def record(titles: list[str], jobs: int) -> None:
     def start(case: tuple[str, int]) -> None:
-        command = [sys.executable, __file__, *titles, "--as", case[0], str(case[1])]
-        changes = {"OMP_NUM_THREADS": "1", **INSTRUCTION_SETS.get(case[0], {})}
-        subprocess.run(command, env={**os.environ, **changes}, check=True)
+        instructions, seed = case
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **INSTRUCTION_SETS.get(instructions, {})}
+        command = [sys.executable, __file__, *titles, "--as", instructions, str(seed)]
+        subprocess.run(command, env=environment, check=True)
 
     cases = [(instructions, seed) for instructions in instruction_sets() for seed in SEEDS]
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(start, cases))
     runs, golden = finished(), json.loads(FILE.read_text())
     for title in titles:
-        values = [runs[(title, *case)] for case in cases]
+        values = [runs[title, instructions, seed] for instructions, seed in cases]
         golden["methods"][title] = {name: band([run[name] for run in values]) for name in MEASURES}
     write(golden)
 
