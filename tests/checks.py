@@ -78,7 +78,7 @@ def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -
         # a method that freezes the backbone, which is random here and gives poor features: longer
         settings |= {"train.epochs": 60, "train.lr": 0.003, "train.optimiser": "adamw"}
     elif modality != "image":  # what texts and tokens are trained with: SGD learns them slowly
-        settings |= {"train.optimiser": "adamw", "train.lr": 0.003 if modality == "text" else 0.01}
+        settings |= {"train.optimiser": "adamw", "train.lr": 0.001 if modality == "text" else 0.01}
     config = config_from(tiny.settings(modality, method=short(method, 20, 32), **settings))
     learned, stream = assemble(config)
     trainer = Trainer(learned, stream, config)
