@@ -18,6 +18,7 @@ import bace
 from bace import checkpoint
 from bace.cli import main
 
+pytestmark = pytest.mark.xdist_group("kill")  # both tests in the process that has the fork server
 PATIENCE = 90  # seconds in which a child must show that it lives
 PROCESSES = multiprocessing.get_context("forkserver")  # what takes a process long to import is imported once for all
 PROCESSES.set_forkserver_preload(["bace.runner", "transformers.models.vit.modeling_vit"])

@@ -247,6 +247,7 @@ def test_few_methods_keep_their_order_and_need_no_picker(tmp_path: Path) -> None
 # Browser
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+pytestmark = pytest.mark.xdist_group("page")  # one browser for all
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,8 @@ def test_vit_tiny_learns_ten_classes_of_cifar100_better_than_nearest_class_mean(
 
 
 # of what takes long here and is tested elsewhere
-FEWER = {"passes": 24, "anchor_steps": 10, "memory_steps": 10, "balanced_epochs": 3, "linear_epochs": 10}
+FEWER = {"passes": 24, "anchor_steps": 10, "memory_steps": 10, "fuse_steps": 10}
+FEWER |= {"balanced_epochs": 3, "linear_epochs": 10}
 
 
 @pytest.mark.parametrize("method", [method.title for method in METHODS if "image" in method.modalities])
