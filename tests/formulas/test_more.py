@@ -27,7 +27,7 @@ from bace.methods.more import MORE
 from bace.stream import Batch
 from bace.trainer import At, Trainer
 
-SMALL = {"name": "more", "latent": 6, "back_epochs": 2}
+SMALL = {"name": "more", "latent": 6, "back_epochs": 2, "gate_steps": 0}
 
 
 def more_at(tiny: Any, task: int = 1, modality: str = "image", **options: Any) -> Any:

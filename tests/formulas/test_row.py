@@ -15,7 +15,7 @@ from bace.methods.row import ROW
 from bace.stream import Batch
 from bace.trainer import At, Trainer
 
-SMALL = {"name": "row", "latent": 6, "wp_epochs": 2, "tp_epochs": 2, "head_batch": 4}
+SMALL = {"name": "row", "latent": 6, "wp_epochs": 2, "tp_epochs": 2, "head_batch": 4, "gate_steps": 0}
 TASKS = {"benchmark.tasks": [2, 1, 2]}
 OUTPUTS = (slice(0, 3), slice(3, 5), slice(5, 8))  # heads of 2, 1 and 2 classes, and the place of all others
 CLASSES = (range(2), range(2, 3), range(3, 5))

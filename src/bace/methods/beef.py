@@ -132,7 +132,7 @@ class BEEF(ER):
         init_epochs: int = 5,
         expand_epochs: int = 3,
         fuse_epochs: int = 3,
-        fuse_steps: int = 100,
+        fuse_steps: int = 60,
         energy: float = 0.01,
         energy_steps: int = 3,
         energy_lr: float = 0.01,
