@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "predict": predict,
     }
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *rest: print(f"bace: warning: {message}", file=sys.stderr)
+        warnings.showwarning = lambda text, *rest: print(f"bace: warning: {printable(str(text))}", file=sys.stderr)
         return answer(words, commands)
 
 
@@ -76,9 +76,12 @@ def answer(words: list[str], commands: dict[str, Callable[[list[str]], None]]) -
         print(f"bace: {stopped}", file=sys.stderr)
         return 128 + stopped.signal
     except BaceError as error:
-        print(f"bace: error: {error}", file=sys.stderr)
+        print(f"bace: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
+        return 1
+    except Exception as error:
+        print(f"bace: unexpected error: {printable(one_line(error))}. {kept_traceback()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("bace: stopped; a run with --out is continued with --resume", file=sys.stderr)
@@ -269,6 +272,25 @@ def predict(words: list[str]) -> None:
 # -- words of the command line
 
 
+def printable(text: str) -> str:
+    """Control characters, which could rewrite the terminal, as they are escaped in Python."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def kept_traceback() -> str:
+    """Where the traceback of the error being handled was written to."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="bace-", suffix=".txt", delete=False) as file:
+        traceback.print_exc(file=file)
+    return f"This is a fault of bace: please report it with {file.name}"
+
+
 def split_options(words: list[str], known: dict[str, int]) -> tuple[dict[str, list[str]], list[str]]:
     """The options of a command with their values (-1: as many as follow), and the other words."""
     options: dict[str, list[str]] = {}
@@ -360,16 +382,16 @@ def print_rows(header: list[str], rows: list[list[str]]) -> None:
     for name in header[1:]:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # Text, because a str would be read as markup
+        table.add_row(*(Text(printable(value)) for value in row))  # Text, because a str would be read as markup
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def in_line(value: object) -> str:
     """A value of a prediction: words and tags with spaces, entities as 0-13 person "Angela Merkel"."""
     if not isinstance(value, list):
-        return str(value)
+        return printable(str(value))
     return " ".join(
-        item if isinstance(item, str) else f'{item["start"]}-{item["end"]} {item["type"]} "{item["text"]}"'
+        printable(item if isinstance(item, str) else f'{item["start"]}-{item["end"]} {item["type"]} "{item["text"]}"')
         for item in value
     )
 

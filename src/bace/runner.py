@@ -329,11 +329,13 @@ def read_run(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / "run.json").read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"'{folder}' is not a run folder: it has no run.json. Start a run with --out") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"'{folder / 'run.json'}' cannot be read: {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("config"), dict):
-        raise DataError(f"'{folder / 'run.json'}' does not describe a run: it has no 'config'")
-    return found
+    kinds = {"config": dict, "tasks": list, "modality": str}
+    about = found if isinstance(found, dict) else {}
+    if missing := [key for key, kind in kinds.items() if not isinstance(about.get(key), kind)]:
+        raise DataError(f"'{folder / 'run.json'}' does not describe a run: it has no '{missing[0]}'")
+    return about
 
 
 def read_config(folder: Path, *, trust: bool = False) -> Config:

@@ -405,8 +405,11 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Make the shapes again (grow, structure, shrink), then fill in the saved values."""
-        self.at, self.results = At(**state["at"]), Results(**state["results"])
-        self.stream.licences = list(state["licences"])
+        try:
+            self.at, self.results = At(**state["at"]), Results(**state["results"])
+            self.stream.licences = list(state["licences"])
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"the checkpoint is not one of this version of bace: {error}") from error
         for task in self.stream[: self.at.task + 1]:
             current = task.index == self.at.task
             if current and self.at.phase == "begin":
