@@ -111,7 +111,7 @@ class Interrupted(BaseException):
     pass
 
 
-@pytest.mark.parametrize("victim", ["save_file", "_sha256", "_to_disk"])
+@pytest.mark.parametrize("victim", ["save_file", "_sha256", "to_disk"])
 @pytest.mark.parametrize("error", [Interrupted, OSError, KeyboardInterrupt])
 def test_an_interrupted_save_leaves_the_previous_checkpoint_and_no_half_one(tmp_path, monkeypatch, victim, error):
     checkpoint.save(tmp_path, tensors(1), state(1), keep=1)

@@ -22,11 +22,12 @@ _HOMES = {
 }
 
 
-def load(folder: str) -> "Learner":
-    """The model of a finished run folder, ready to `predict`."""
+def load(folder: str, *, trust: bool = False, force: bool = False) -> "Learner":
+    """The model of a finished run folder, ready to `predict`. `trust`: a method that is not part of bace, but named in
+    the folder, may be imported. `force`: the folder is opened though its run.json was changed after the run."""
     from bace.learner import Learner
 
-    return Learner.from_run(folder)
+    return Learner.from_run(folder, trust=trust, force=force)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,8 +6,7 @@ whole or not at all; older ones are deleted only when the new one is in place.
 
 import hashlib
 import json
-import os
-import shutil
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bace.errors import CheckpointError
+from bace.files import delete_folder, to_disk
+
+MANIFEST = "sha256.json"
+FILES = ("state.safetensors", "state.json", MANIFEST)
 
 
 def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, keep: int) -> Path:
@@ -26,26 +29,28 @@ def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, kee
     final = folder / f"{(existing[-1] if existing else 0) + 1:08d}"
     beside = folder / f".{final.name}.unfinished"
     try:
-        for leftover in folder.glob(".*.unfinished") if folder.exists() else ():
-            shutil.rmtree(leftover)
-        beside.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in _leftovers(folder):
+            delete_folder(leftover, FILES)
+        beside.mkdir()
         save_file(_unshared(tensors), beside / "state.safetensors")
         (beside / "state.json").write_text(json.dumps(state))
         sums = {name: _sha256(beside / name) for name in ("state.safetensors", "state.json")}
-        (beside / "sha256.json").write_text(json.dumps(sums))
+        (beside / MANIFEST).write_text(json.dumps(sums))
         for path in beside.iterdir():
-            _to_disk(path)
+            to_disk(path)
         beside.rename(final)
-        _to_disk(folder)
+        to_disk(folder)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
+        if beside.is_dir():
+            delete_folder(beside, FILES)
         last = f"the last good checkpoint is {existing[-1]:08d}" if existing else "there is no earlier checkpoint"
         raise CheckpointError(
             f"could not save a checkpoint in '{folder}': {error}. Nothing is lost: {last}. "
             "Make room (or lower checkpoint.keep) and continue with --resume."
         ) from error
     for number in _numbers(folder)[:-keep]:
-        shutil.rmtree(folder / f"{number:08d}")
+        delete_folder(folder / f"{number:08d}", FILES)
     return final
 
 
@@ -65,13 +70,31 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     return None
 
 
+def is_foreign(folder: Path) -> bool:
+    """Whether there are things in a folder, but no checkpoint: it is somebody else's."""
+    if not folder.exists() or _numbers(folder):
+        return False
+    if not folder.is_dir():
+        return True
+    ours = {path.name for path in _leftovers(folder)}
+    return any(path.name not in ours for path in folder.iterdir())
+
+
 def _numbers(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.exists() else []
+    """Of the checkpoints in a folder: folders with a number of eight digits that hold a file of ours."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    numbered = [path for path in found if re.fullmatch(r"[0-9]{8}", path.name) and path.is_dir()]
+    return sorted(int(path.name) for path in numbered if any((path / name).is_file() for name in FILES))
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """Checkpoints that were being written when their process was killed."""
+    return [path for path in folder.iterdir() if re.fullmatch(r"\.[0-9]{8}\.unfinished", path.name) and path.is_dir()]
 
 
 def _damage(path: Path) -> str | None:
     try:
-        sums = json.loads((path / "sha256.json").read_text())
+        sums = json.loads((path / MANIFEST).read_text())
         for name in ("state.safetensors", "state.json"):
             if _sha256(path / name) != sums[name]:
                 return f"{name} does not match its checksum"
@@ -90,14 +113,6 @@ def _digest(file: Any) -> str:  # Python 3.10 has no file_digest
     while chunk := file.read(1 << 20):
         total.update(chunk)
     return total.hexdigest()
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bace.errors import BaceError, ConfigError, nearest
+from bace.errors import BaceError, ConfigError, Stopped, nearest
 from bace.help import PAGES
 
 USAGE = """\
@@ -50,10 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "check": check,
         "predict": predict,
     }
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())  # for --method mypackage.MyMethod; `python -m` does the same
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *rest: print(f"bace: warning: {message}", file=sys.stderr)
+        warnings.showwarning = lambda text, *rest: print(f"bace: warning: {printable(str(text))}", file=sys.stderr)
         return answer(words, commands)
 
 
@@ -74,10 +72,16 @@ def answer(words: list[str], commands: dict[str, Callable[[list[str]], None]]) -
             raise ConfigError(f"there is no command '{words[0]}'.{nearest(words[0], commands)}")
         else:
             commands[words[0]](words[1:])
+    except Stopped as stopped:
+        print(f"bace: {stopped}", file=sys.stderr)
+        return 128 + stopped.signal
     except BaceError as error:
-        print(f"bace: error: {error}", file=sys.stderr)
+        print(f"bace: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
+        return 1
+    except Exception as error:
+        print(f"bace: unexpected error: {printable(one_line(error))}. {kept_traceback()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("bace: stopped; a run with --out is continued with --resume", file=sys.stderr)
@@ -89,10 +93,12 @@ def answer(words: list[str], commands: dict[str, Callable[[list[str]], None]]) -
 
 
 def run_command(words: list[str]) -> None:
-    options, flags = split_options(words, {"--out": 1, "--resume": 1, "--config": 1, "--print_config": 0, **HELP})
-    from bace.settings import as_yaml, config_from, read_yaml
+    known = {"--out": 1, "--resume": 1, "--config": 1, "--trust": 0, "--force": 0, "--print_config": 0, **HELP}
+    options, flags = split_options(words, known)
+    from bace.settings import as_yaml, config_from, flag_values
 
-    given = read_yaml(options["--config"][0]) if "--config" in options else {}
+    given = settings_file(options)
+    import_typed(flag_values(flags).get("method.name", ""))
     if HELP.keys() & options.keys():
         return print_settings(given, flags)
     from bace.metrics import MEASURES
@@ -104,7 +110,7 @@ def run_command(words: list[str]) -> None:
         if flags or "--config" in options or "--out" in options:
             raise ConfigError("--resume continues a run with its own settings: give it alone")
         folder = Path(options["--resume"][0])
-        config = read_config(folder)
+        config = read_config(folder, trust="--trust" in options)
     else:
         config = config_from(given, flags)
     if "--print_config" in options:
@@ -113,7 +119,7 @@ def run_command(words: list[str]) -> None:
     title = f"{config.method['name']} on {config.benchmark['name']}, seed {config.seed}"
     with bar(title) as show:
         if "--resume" in options:
-            result = run(resume=folder, show=show, tell=print)
+            result = run(resume=folder, force="--force" in options, show=show, tell=print)
         else:
             result = run(config, out=options.get("--out", [None])[0], show=show, tell=print)
     kept = result.metrics["kept"]
@@ -133,17 +139,20 @@ def demo(words: list[str]) -> None:
 
 
 def compare(words: list[str]) -> None:
-    options, flags = split_options(words, {"--out": 1, "--config": 1, "--seeds": 1, "--seed": 1, "--method": -1})
+    known = {"--out": 1, "--config": 1, "--trust": 0, "--seeds": 1, "--seed": 1, "--method": -1}
+    options, flags = split_options(words, known)
     from bace.comparing import folder_name, run_or_continue
-    from bace.settings import config_from, flag_values, flatten, method_label, read_yaml
+    from bace.settings import config_from, flag_values, flatten, method_label
 
-    given = flatten(read_yaml(options["--config"][0]) if "--config" in options else {})
+    given = flatten(settings_file(options))
     benchmark = {**given, **flag_values(flags)}.get("benchmark.name", "digits")
     seeds = int_option(options, "--seeds", 1, least=1)
     first = int_option(options, "--seed", given.get("seed", 0))
     out = Path(options.get("--out", ["comparison"])[0])
     if "--method" in options:
         asked = methods_asked(options["--method"], benchmark)
+        for name, _ in asked:
+            import_typed(name)
     elif own := {key[7:]: value for key, value in given.items() if key.startswith("method.")}:
         asked = [(str(own.pop("name", "bace")), own)]
     else:
@@ -249,18 +258,38 @@ def check_backbone(name: str | None, options: dict[str, list[str]]) -> None:
 
 
 def predict(words: list[str]) -> None:
-    options, rest = split_options(words, {"--json": 0})
-    refuse([word for word in rest if word.startswith("-")], ["--json"])
+    options, rest = split_options(words, {"--json": 0, "--trust": 0, "--force": 0})
+    refuse([word for word in rest if word.startswith("-")], ["--json", "--trust", "--force"])
     if len(rest) < 2:
         raise ConfigError("bace predict needs a run folder and at least one file")
     from bace.predicting import predict_files
 
-    rows = predict_files(Path(rest[0]), [Path(file) for file in rest[1:]])
+    trust, force = ("--trust" in options), ("--force" in options)
+    rows = predict_files(Path(rest[0]), [Path(file) for file in rest[1:]], trust=trust, force=force)
     for row in rows:
         print(json.dumps(row) if "--json" in options else "\t".join(map(in_line, row.values())))
 
 
 # -- words of the command line
+
+
+def printable(text: str) -> str:
+    """Control characters, which could rewrite the terminal, as they are escaped in Python."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def kept_traceback() -> str:
+    """Where the traceback of the error being handled was written to."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="bace-", suffix=".txt", delete=False) as file:
+        traceback.print_exc(file=file)
+    return f"This is a fault of bace: please report it with {file.name}"
 
 
 def split_options(words: list[str], known: dict[str, int]) -> tuple[dict[str, list[str]], list[str]]:
@@ -285,6 +314,25 @@ def split_options(words: list[str], known: dict[str, int]) -> tuple[dict[str, li
         if known[name] and not options[name]:
             raise ConfigError(f"{name} needs a value")
     return options, rest
+
+
+def settings_file(options: dict[str, list[str]]) -> dict[str, Any]:
+    """The settings of --config; with --trust the method they name may be imported."""
+    from bace.settings import import_named_method, read_yaml
+
+    given = read_yaml(options["--config"][0]) if "--config" in options else {}
+    if "--trust" in options:
+        import_named_method(given)
+    return given
+
+
+def import_typed(method: str) -> None:
+    """Import a user's own class, as typed behind --method; the current folder is searched for it too."""
+    from bace.methods import import_method
+
+    if "." in method:
+        sys.path.append(os.getcwd())
+        import_method(method)
 
 
 def refuse(words: Sequence[str], valid: Sequence[str]) -> None:
@@ -335,16 +383,16 @@ def print_rows(header: list[str], rows: list[list[str]]) -> None:
     for name in header[1:]:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # Text, because a str would be read as markup
+        table.add_row(*(Text(printable(value)) for value in row))  # Text, because a str would be read as markup
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def in_line(value: object) -> str:
     """A value of a prediction: words and tags with spaces, entities as 0-13 person "Angela Merkel"."""
     if not isinstance(value, list):
-        return str(value)
+        return printable(str(value))
     return " ".join(
-        item if isinstance(item, str) else f'{item["start"]}-{item["end"]} {item["type"]} "{item["text"]}"'
+        printable(item if isinstance(item, str) else f'{item["start"]}-{item["end"]} {item["type"]} "{item["text"]}"')
         for item in value
     )
 

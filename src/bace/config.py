@@ -116,11 +116,13 @@ class Checkpoints:
     """When the state of a run is saved.
 
     Args:
-        every: optimiser steps between two checkpoints inside a task; 0: only at the end of each task.
+        every: optimiser steps between two checkpoints inside a task; 0: as many as fit in `minutes`.
+        minutes: time between two checkpoints inside a task; 0: only at the end of each task and by `every`.
         keep: how many are kept; the oldest are deleted.
     """
 
     every: int = 0
+    minutes: float = 10.0
     keep: int = 2
 
 

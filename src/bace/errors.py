@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class BaceError(Exception):
@@ -26,6 +27,14 @@ class CheckpointError(BaceError):
 
 class TrainingError(BaceError):
     """Training cannot go on, for example because the loss is not finite."""
+
+
+class Stopped(BaceError):
+    """A signal has asked the run to stop; its state is saved."""
+
+    def __init__(self, signal: int, folder: Path | None = None) -> None:
+        super().__init__(f"stopped by signal {signal} after a checkpoint: continue with `bace run --resume {folder}`")
+        self.signal = signal
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

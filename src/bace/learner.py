@@ -23,8 +23,16 @@ from bace.errors import CheckpointError, ConfigError, DataError
 from bace.method import Method
 from bace.methods import find_method
 from bace.room import check_room
-from bace.runner import attach, check_memory, load_backbone, make_method, prepare_torch, read_run
-from bace.settings import config_from, flatten
+from bace.runner import (
+    attach,
+    check_memory,
+    check_unchanged,
+    load_backbone,
+    make_method,
+    prepare_torch,
+    read_run,
+)
+from bace.settings import config_from, flatten, import_named_method
 from bace.stream import NO_IDS, Examples, Modality, Stream, Task
 from bace.trainer import At, Trainer
 
@@ -53,6 +61,7 @@ class Learner:
 
     def __init__(self, method: str | dict[str, Any] = "bace", **settings: Any) -> None:
         self._given = {"method": method, **settings}
+        import_named_method(self._given)
         config_from(self._given)  # refuse what is wrong now, not at the first data
         self.config: Config | None = None
         self.tasks: list[list[str]] = []  # class names, by task
@@ -171,6 +180,8 @@ class Learner:
         """Everything needed to predict and to go on learning, without the data."""
         if self.method is None or self.config is None:
             raise ConfigError("this learner has learned nothing yet: there is nothing to save")
+        if checkpoint.is_foreign(Path(folder)):
+            raise ConfigError(f"'{folder}' is not empty and holds no saved learner: choose a new folder")
         tensors, plain = checkpoint.split_state(self.method.state_dict())
         state = {
             "given": self._given,
@@ -187,15 +198,15 @@ class Learner:
         checkpoint.save(Path(folder), tensors, state, keep=1)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """A saved learner."""
+    def load(cls, folder: str | Path, *, trust: bool = False) -> Self:
+        """A saved learner. `trust`: a method that is not part of bace, but named in the folder, may be imported."""
         found = checkpoint.load(Path(folder))
         if found is None:
             raise CheckpointError(f"'{folder}' holds no saved learner")
         tensors, state = found
         if "given" not in state:
             raise CheckpointError(f"'{folder}' is not a saved learner; a run folder is opened with bace.load")
-        learner = cls(**state["given"])
+        learner = cls._opened(state["given"], trust)
         learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
         learner.picture = tuple(state["picture"]) if state["picture"] else None
         learner._numbers = set(state["numbers"])
@@ -207,11 +218,13 @@ class Learner:
         return learner
 
     @classmethod
-    def from_run(cls, folder: str | Path) -> Self:
-        """The model of a finished run, for prediction."""
+    def from_run(cls, folder: str | Path, *, trust: bool = False, force: bool = False) -> Self:
+        """The model of a finished run, for prediction; `trust` as in `load`. `force`: also if run.json was changed."""
         folder = Path(folder)
         described = read_run(folder)
         found = checkpoint.load(folder / "checkpoints")
+        if found and not force:
+            check_unchanged(folder, described, found[1])
         if not (folder / "metrics.json").exists() or found is None:
             raise CheckpointError(f"the run in '{folder}' is not finished: continue it with --resume")
         if found[1]["at"]["task"] != len(described["tasks"]):
@@ -219,7 +232,7 @@ class Learner:
                 f"the last checkpoint of the run in '{folder}' is damaged, and the one before it is not that of the "
                 "finished model: run it again"
             )
-        learner = cls(**described["config"])
+        learner = cls._opened(described["config"], trust)
         learner.config = config_from(described["config"])
         learner.modality, learner._complete = described["modality"], False
         learner.picture = tuple(described["picture"]) if described.get("picture") else None
@@ -228,6 +241,13 @@ class Learner:
         return learner
 
     # -- inside
+
+    @classmethod
+    def _opened(cls, given: dict[str, Any], trust: bool) -> Self:
+        """An empty learner with settings from a file."""
+        if not trust:
+            config_from(given)  # refuses a method that would have to be imported
+        return cls(**given)
 
     def _restore(self, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
         """The method with its shapes made again for all tasks, then its saved values."""

@@ -10,10 +10,10 @@ from bace.errors import DataError
 from bace.learner import Learner
 
 
-def predict_files(folder: Path, files: list[Path]) -> list[dict[str, Any]]:
+def predict_files(folder: Path, files: list[Path], *, trust: bool = False, force: bool = False) -> list[dict[str, Any]]:
     """A row per picture; per line of a text file (a text; or a sentence, whose entities' positions are characters of
     the line)."""
-    learner = Learner.from_run(folder)
+    learner = Learner.from_run(folder, trust=trust, force=force)
     for file in files:
         if not file.is_file():
             if file.is_dir():

@@ -9,8 +9,10 @@ import io
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +25,8 @@ from bace import __version__, checkpoint, metrics
 from bace.config import Config
 from bace.data.benchmarks import cut_of, find_benchmark, make_stream
 from bace.data.images import Images
-from bace.errors import CheckpointError, ConfigError, DataError
+from bace.errors import CheckpointError, ConfigError, DataError, Stopped
+from bace.files import open_own, write_whole
 from bace.memory import Memory
 from bace.method import Method, Now
 from bace.methods import find_method
@@ -33,7 +36,7 @@ from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
 from bace.room import bytes_needed, check_room, forget_peak, peak_bytes
-from bace.settings import config_from
+from bace.settings import config_from, flatten, import_named_method
 from bace.stream import Stream
 from bace.trainer import Results, Trainer
 
@@ -54,6 +57,8 @@ def run(
     *,
     out: str | Path | None = None,
     resume: str | Path | None = None,
+    trust: bool = False,
+    force: bool = False,
     show: Callable[[float, str], None] | None = None,
     tell: Callable[[str], None] = lambda text: None,
     **settings: Any,
@@ -65,15 +70,20 @@ def run(
             `run(benchmark="digits", method={"name": "bace", "alpha": 2}, memory=50, seed=1)`.
         out: the run folder to write; None writes nothing.
         resume: a run folder to continue, with the settings it was started with.
+        trust: whether a method that is not part of bace, but named in the run folder, may be imported.
+        force: whether to continue with a run.json that was changed since the last checkpoint.
         show: called with the share done and a line of text, for a progress bar.
         tell: called before training with a line that says how much memory it will take.
     """
     if resume is not None:
         if config is not None or settings or out is not None:
             raise ConfigError("a resumed run keeps its own settings: give `resume` alone")
-        return _run_in(Path(resume), None, show, tell)
+        config = read_config(Path(resume), trust=trust)
+        return _run_in(Path(resume), config, show, tell, resume=True, force=force)
     if not isinstance(config, Config):
-        config = config_from({**(config or {}), **settings})
+        given = {**(config or {}), **settings}
+        import_named_method(given)
+        config = config_from(given)
     if out is None:
         return _finish(_trainer(config, tell, show=show), None)
     return _run_in(Path(out), config, show, tell)
@@ -184,18 +194,22 @@ def _trainer(config: Config, tell: Callable[[str], None], **callbacks: Any) -> T
 
 # -- the run folder
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 # all that a run leaves that was refused or killed before it began
 UNBEGUN = {".lock", "log.jsonl", ".run.json.unfinished"}
 
 
 def _run_in(
-    folder: Path, config: Config | None, show: Callable[[float, str], None] | None, tell: Callable[[str], None]
+    folder: Path,
+    config: Config,
+    show: Callable[[float, str], None] | None,
+    tell: Callable[[str], None],
+    *,
+    resume: bool = False,
+    force: bool = False,
 ) -> Result:
     """Run or resume in a folder, which nobody else may use at the same time."""
-    resume = config is None
-    if config is None:
-        config = read_config(folder)
-    elif _in_use(folder):
+    if not resume and _in_use(folder):
         raise ConfigError(f"run folder '{folder}' is already in use: choose another --out, or continue with --resume")
     if resume and (folder / "metrics.json").exists():
         raise ConfigError(f"the run in '{folder}' is finished: there is nothing to resume")
@@ -203,30 +217,44 @@ def _run_in(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run folder '{folder}' cannot be made ({error.strerror}): choose another --out") from error
-    with _locked(folder):
-        if resume:
-            with contextlib.suppress(KeyError):
-                recorded = read_run(folder)["threads"]
-                if not config.train.threads:
-                    torch.set_num_threads(recorded)
+    with _locked(folder), stop_signals() as stopping:
+        described = read_run(folder) if resume else {}
+        if "threads" in described and not config.train.threads:
+            torch.set_num_threads(described["threads"])
         log = _Log(folder / "log.jsonl")
 
         def save(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-            checkpoint.save(
-                folder / "checkpoints", tensors, {**state, "log": log.size()}, keep=max(1, config.checkpoint.keep)
-            )
+            state = {**state, "log": log.size(), "run": described}
+            checkpoint.save(folder / "checkpoints", tensors, state, keep=max(1, config.checkpoint.keep))
 
-        trainer = _trainer(config, tell, log=log, save=save, show=show)
+        trainer = _trainer(config, tell, log=log, save=save, show=show, stopping=stopping)
         needed = bytes_needed(trainer.method, range(len(trainer.stream)))
         if not resume:
-            write_json(folder / "run.json", describe(config, trainer.stream))
+            described = describe(config, trainer.stream)
+            write_json(folder / "run.json", described)
         found = checkpoint.load(folder / "checkpoints") if resume else None
         if found is not None:
+            if not force:
+                check_unchanged(folder, described, found[1])
             trainer.restore(*found)
         log.cut(found[1]["log"] if found else 0)
         if found is None:
             log({"event": "start", "needed": needed})
-        return _finish(trainer, folder)
+        try:
+            return _finish(trainer, folder)
+        except Stopped as stopped:
+            raise Stopped(stopped.signal, folder) from None
+
+
+def check_unchanged(folder: Path, described: dict[str, Any], state: dict[str, Any]) -> None:
+    """Refuse a run.json that is not the one which the run's checkpoint was written with."""
+    before, now = flatten(state.get("run", described)), flatten(described)
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if changed:
+        raise CheckpointError(
+            f"'{folder / 'run.json'}' was changed since the last checkpoint ({', '.join(changed[:5])}): the run would "
+            "not be the one that was begun. Put it back, or use --force (in Python: force=True)"
+        )
 
 
 def _in_use(folder: Path) -> bool:
@@ -303,15 +331,21 @@ def read_run(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / "run.json").read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"'{folder}' is not a run folder: it has no run.json. Start a run with --out") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"'{folder / 'run.json'}' cannot be read: {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("config"), dict):
-        raise DataError(f"'{folder / 'run.json'}' does not describe a run: it has no 'config'")
-    return found
+    kinds = {"config": dict, "tasks": list, "modality": str}
+    about = found if isinstance(found, dict) else {}
+    if missing := [key for key, kind in kinds.items() if not isinstance(about.get(key), kind)]:
+        raise DataError(f"'{folder / 'run.json'}' does not describe a run: it has no '{missing[0]}'")
+    return about
 
 
-def read_config(folder: Path) -> Config:
-    return config_from(read_run(folder)["config"])
+def read_config(folder: Path, *, trust: bool = False) -> Config:
+    """The settings of a run; `trust`: a method that is not part of bace, but named there, may be imported."""
+    given = read_run(folder)["config"]
+    if trust:
+        import_named_method(given)
+    return config_from(given)
 
 
 def matrix_csv(matrix: list[list[float]]) -> str:
@@ -329,11 +363,8 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    beside = path.with_name(f".{path.name}.unfinished")
     with _writing(path):
-        beside.write_text(text)
-        beside.replace(path)
+        write_whole(path, text)
 
 
 @contextlib.contextmanager
@@ -352,7 +383,8 @@ class _Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = path.open("a")
+        with _writing(path):
+            self.file = open_own(path, "a")
 
     def __call__(self, event: dict[str, Any]) -> None:
         with _writing(self.path):
@@ -360,17 +392,22 @@ class _Log:
             self.file.flush()
 
     def size(self) -> int:
+        """So much is on the disk."""
+        with _writing(self.path):
+            os.fsync(self.file.fileno())
         return self.path.stat().st_size
 
     def cut(self, size: int) -> None:
-        self.file.truncate(size)
+        """A log that is shorter, for a file system lost its end, stays as it is: padding would make it unreadable."""
+        if self.path.stat().st_size > size:
+            self.file.truncate(size)
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """The lock is the kernel's: it goes with the process, however that ends."""
     try:
-        lock = (folder / ".lock").open("w")
+        lock = open_own(folder / ".lock", "w")
     except OSError as error:
         raise ConfigError(f"run folder '{folder}' cannot be written ({error.strerror}): choose another") from error
     with lock:
@@ -379,6 +416,27 @@ def _locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise ConfigError(f"run folder '{folder}' is already in use by another process: wait for it") from error
         yield
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Callable[[], signal.Signals | None]]:
+    """Signals by which a machine or a scheduler asks a process to end (Slurm's pre-emption among them) do not end it:
+    in here they are noted, and the trainer stops at its next step, behind a checkpoint. A second one ends it."""
+    caught: list[signal.Signals] = []
+
+    def note(number: int, frame: object) -> None:
+        caught.append(signal.Signals(number))
+        signal.signal(number, signal.SIG_DFL)
+
+    if threading.current_thread() is not threading.main_thread():  # the only one that may set handlers
+        yield lambda: None
+        return
+    before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+    try:
+        yield lambda: caught[0] if caught else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from bace.config import Backbone, Checkpoints, Config, Head, Measures, MemoryBud
 from bace.data.benchmarks import Cut, find_benchmark
 from bace.errors import ConfigError, nearest
 from bace.method import Method
-from bace.methods import find_method
+from bace.methods import find_method, import_method
 
 SECTIONS: dict[str, type] = {
     "backbone": Backbone,
@@ -57,8 +57,9 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
     "train.clip": (0, math.inf),
     "train.early_stop": (0, math.inf),
     "train.eval_batch_size": (1, math.inf),
-    "train.threads": (0, math.inf),
+    "train.threads": (0, 4096),  # torch crashes on far more
     "checkpoint.every": (0, math.inf),
+    "checkpoint.minutes": (0, math.inf),
     "checkpoint.keep": (1, math.inf),
 }
 
@@ -92,6 +93,11 @@ def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
     if config.train.early_stop and not config.benchmark["val_fraction"]:
         raise ConfigError("train.early_stop needs validation data: set benchmark.val_fraction, for example to 0.1")
     return config
+
+
+def import_named_method(given: Mapping[str, Any]) -> None:
+    """Import the method that these settings name, with the consent of a user who typed them or trusts their source."""
+    import_method(str(flatten(given).get("method.name", "bace")))
 
 
 def flag_values(flags: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bace import metrics
 from bace.checkpoint import split_state
 from bace.config import Config
-from bace.errors import CheckpointError, TrainingError
+from bace.errors import CheckpointError, Stopped, TrainingError
 from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
 from bace.models.encoders import Encoder
@@ -64,6 +64,7 @@ class Trainer:
         log: takes one JSON-able event at a time.
         save: called with (tensors, JSON state) when a checkpoint is due; None: never saved.
         show: called with the current position for a progress bar.
+        stopping: asked at every resume point for the signal that asks the run to stop there, if one has come.
     """
 
     def __init__(
@@ -75,14 +76,15 @@ class Trainer:
         log: Callable[[dict[str, Any]], None] = lambda event: None,
         save: Callable[[dict[str, Tensor], dict[str, Any]], None] | None = None,
         show: Callable[[float, str], None] = lambda done, text: None,
+        stopping: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.method, self.stream, self.config = method, stream, config
-        self.log, self.save, self.show = log, save, show
+        self.log, self.save, self.show, self.stopping = log, save, show, stopping
         self.studies = {name: STUDIES[name] for name in config.studies}
         self.at, self.results = At(), Results()
         self.optimiser: torch.optim.Optimizer | None = None
         self.saved_optimiser: dict[str, Tensor] = {}  # by parameter and slot, from the checkpoint
-        self.steps_since_save = 0
+        self.steps_since_save, self.saved_at = 0, time.monotonic()
         self.clock = spent()
 
     # -- the story
@@ -368,13 +370,18 @@ class Trainer:
     # -- saving and going on
 
     def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
-        """A place where a run may be cut; a checkpoint is written if one is due."""
+        """A place where a run may be cut; a checkpoint is written if one is due, and before the run is stopped."""
         self.steps_since_save += steps
-        every = self.config.checkpoint.every
-        if self.save is not None and (due or (every and self.steps_since_save >= every)):
+        every, minutes = self.config.checkpoint.every, self.config.checkpoint.minutes
+        due = due or bool(every and self.steps_since_save >= every)
+        due = due or bool(minutes and time.monotonic() - self.saved_at >= 60 * minutes)
+        signal = self.stopping()
+        if self.save is not None and (due or signal):
             self.tick()
             self.save(*self.state())
-            self.steps_since_save = 0
+            self.steps_since_save, self.saved_at = 0, time.monotonic()
+        if signal:
+            raise Stopped(signal)
 
     def tick(self) -> None:
         """Add what was spent since the last time."""
@@ -401,8 +408,11 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Make the shapes again (grow, structure, shrink), then fill in the saved values."""
-        self.at, self.results = At(**state["at"]), Results(**state["results"])
-        self.stream.licences = list(state["licences"])
+        try:
+            self.at, self.results = At(**state["at"]), Results(**state["results"])
+            self.stream.licences = list(state["licences"])
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"the checkpoint is not one of this version of bace: {error}") from error
         for task in self.stream[: self.at.task + 1]:
             current = task.index == self.at.task
             if current and self.at.phase == "begin":

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from bace.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
+MOST_BYTES = 2**30  # of the pictures of one idx file, unpacked
 _DIGITS = [str(digit) for digit in range(10)]
 
 
@@ -207,15 +208,18 @@ def _idx_file(folder: Path, split: str, kind: str, axes: int) -> Path | None:
 def _read_idx(path: Path, axes: int) -> Bytes:
     """Two zeros, the type (8: bytes), the number of axes, each axis's length (big-endian), the bytes."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        if content[:4] != bytes([0, 0, 8, axes]):
-            raise DataError(f"{path} is no idx file of bytes with {axes} axes: it begins with {content[:4].hex(' ')}.")
-        start = 4 + 4 * axes
-        shape = struct.unpack(f">{axes}I", content[4:start])
-        if len(content) - start != math.prod(shape):
-            raise DataError(
-                f"{path} announces {math.prod(shape)} bytes and has {len(content) - start}: fetch it again."
-            )
-        return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            begin = file.read(4)
+            if begin != bytes([0, 0, 8, axes]):
+                raise DataError(f"{path} is no idx file of bytes with {axes} axes: it begins with {begin.hex(' ')}.")
+            shape = struct.unpack(f">{axes}I", file.read(4 * axes))
+            size = math.prod(shape)
+            if size > MOST_BYTES:
+                raise DataError(f"{path} announces {size:,} bytes; at most {MOST_BYTES:,} are read.")
+            content = file.read(size + 1)  # no more, whatever a packed file grows to
+        if len(content) != size:
+            found = f"{len(content)}" if len(content) < size else "more"
+            raise DataError(f"{path} announces {size} bytes and has {found}: fetch it again.")
+        return np.frombuffer(content, np.uint8).reshape(shape)
     except (OSError, EOFError, struct.error, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}): fetch it again.") from error

@@ -2,11 +2,13 @@
 
 import math
 import os
+import stat
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate, islice
@@ -26,6 +28,10 @@ from bace.errors import DataError
 Size = int | tuple[int, int]  # the side of a square, or height and width
 DEFAULT_SIZE = 256  # side of the squares that pictures of unequal sizes become
 MEMORY_LIMIT = 2 * 1024**3  # bytes; larger picture tensors live in a memory-mapped file
+MOST_PIXELS = 64_000_000  # of one picture: 192 MB in colour
+MOST_BYTES = 256 * 1024**2  # of one picture's file
+LARGE = 4_000_000  # pixels; pictures above are decoded one at a time, so that memory stays bounded
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others, such as EPS, would start other programs
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 
 
@@ -143,8 +149,12 @@ def _decode(picture: Any, where: str, image_size: Size | None, channels: int) ->
         if isinstance(picture, Image.Image):
             image = _plain(picture, channels)
         else:
-            with Image.open(BytesIO(picture) if isinstance(picture, bytes) else picture) as opened:
-                image = _plain(opened, channels)
+            with Image.open(_checked(picture), formats=FORMATS) as opened:
+                pixels = opened.width * opened.height
+                if pixels > MOST_PIXELS:
+                    raise ValueError(f"{opened.width} x {opened.height} pixels; at most {MOST_PIXELS:,} are read")
+                with _one_at_a_time if pixels > LARGE else nullcontext():
+                    image = _plain(opened, channels)
     except FileNotFoundError as error:
         raise DataError(f"{where}: there is no picture {picture}.") from error
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error on broken bytes
@@ -153,8 +163,23 @@ def _decode(picture: Any, where: str, image_size: Size | None, channels: int) ->
         height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
         if image.size != (width, height):  # the centre of that shape, scaled; Pillow's bicubic filter is antialiased
             image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
-    pixels = np.asarray(image)
-    return pixels.transpose(2, 0, 1) if channels == 3 else pixels[None]
+    array = np.asarray(image)
+    return array.transpose(2, 0, 1) if channels == 3 else array[None]
+
+
+_one_at_a_time = threading.Lock()
+
+
+def _checked(picture: bytes | Path) -> BytesIO | Path:
+    """What Pillow may open: an ordinary file (a pipe would never end), not too large."""
+    if isinstance(picture, Path):
+        found = picture.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no ordinary file")
+    size = len(picture) if isinstance(picture, bytes) else found.st_size
+    if size > MOST_BYTES:
+        raise ValueError(f"{size:,} bytes; at most {MOST_BYTES:,} are read")
+    return BytesIO(picture) if isinstance(picture, bytes) else picture
 
 
 def _plain(image: Image.Image, channels: int) -> Image.Image:

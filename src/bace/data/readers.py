@@ -136,10 +136,11 @@ def _open_parquet(files: list[Path]) -> Raw:
         try:
             with parquet.ParquetFile(path) as file:
                 ends.append((ends[-1] if ends else 0) + file.metadata.num_rows)
-                schema = file.schema_arrow
+                described = _describe(file.schema_arrow)
+        except ConfigError:
+            raise
         except Exception as error:  # pyarrow has no common class for what a broken file can raise
             raise _broken_parquet(path, error) from error
-        described = _describe(schema)
         if path == files[0]:
             columns, class_names = described
         elif described != (columns, class_names):
@@ -254,6 +255,8 @@ def _open_csv(path: Path) -> Raw:
         separator = "\t" if path.suffix.lower() == ".tsv" else ","
         reader = csv.reader(_lines(path, keep_ends=True), delimiter=separator, strict=True)
         header = [name.strip() for name in next(reader, [])]
+        if repeated := [name for name, times in Counter(header).items() if times > 1]:
+            raise DataError(f"{path} has the column '{repeated[0]}' twice: rename or remove one of them.")
         for fields in reader:
             if not fields:
                 continue
@@ -281,9 +284,8 @@ def _open_jsonl(path: Path) -> Raw:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            column = f"{error.msg}, column {error.colno}"
-            raise DataError(f"{path}, line {number}: no JSON ({column}): {line[:80]}") from error
+        except (ValueError, RecursionError) as error:  # no JSON, a number of thousands of digits, nested too deeply
+            raise DataError(f"{path}, line {number}: no JSON that can be read ({error}): {line[:80]}") from error
         if not isinstance(record, dict):
             raise DataError(f'{path}, line {number}: expected {{"text": ..., "label": ...}}, got {line[:80]}')
         records.append(record)
@@ -426,7 +428,7 @@ def _has_classes(folder: Path) -> bool:
 
 
 def _image_files(folder: Path) -> list[Path]:
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir())
     return sorted(path for path in found if not path.name.startswith("."))
 
 

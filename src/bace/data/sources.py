@@ -196,6 +196,8 @@ def from_arrays(
     modality, values = as_inputs(
         inputs, modality=modality, image_size=image_size, channels=channels, memory_limit=memory_limit
     )
+    if not isinstance(labels, Iterable) or isinstance(labels, str | bytes):
+        raise DataError(f"labels are {labels!r:.80}: give a list with one label per example.")
     raw = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
     raw = [label.item() if isinstance(label, Tensor) and label.ndim == 0 else label for label in raw]
     if len(raw) != len(values):
@@ -338,13 +340,13 @@ def _classes(
     values: Sequence[Any], names: list[str] | None, where: Callable[[int], str]
 ) -> tuple[list[str], list[str]]:
     """The class name of each raw label, and all class names in order."""
-    known: dict[Any, str] = {}
+    known: dict[Any, str] = {}  # by type too: to Python 1, True and 1.0 are one key
     labels: list[str] = []
     for i, value in enumerate(values):
-        label = known.get(value) if isinstance(value, Hashable) else None
+        label = known.get((type(value), value)) if isinstance(value, Hashable) else None
         if label is None:
             label = _class_name(value, names, where(i))
-            known[value] = label
+            known[type(value), value] = label
         labels.append(label)
     return labels, names if names is not None else _in_order(labels)
 
@@ -362,7 +364,7 @@ def _class_name(value: Any, names: list[str] | None, where: str) -> str:
     if not isinstance(value, str):
         kind = type(value).__name__
         raise DataError(f"{where}: label {value!r} is of type {kind}. Labels are whole numbers or strings.")
-    name = value.strip()
+    name = _valid(value.strip(), where)
     if names is None or name in names:
         return name
     if name.isdecimal():
@@ -383,12 +385,12 @@ def _tags(
         if not isinstance(value, list | tuple | np.ndarray):
             raise DataError(f"{where(i)}: the tags are {value!r}. Expected a list with one tag per word.")
         for tag in value:
-            if not isinstance(tag, Hashable) or tag not in known:
+            if not isinstance(tag, Hashable) or (type(tag), tag) not in known:
                 name = _class_name(tag, names, where(i))
                 if not TAG.fullmatch(name):
                     raise DataError(not_iob(where(i), name))
-                known[tag] = name
-        sentences.append(iob2(known[tag] for tag in value))
+                known[type(tag), tag] = name
+        sentences.append(iob2(known[type(tag), tag] for tag in value))
     if names is not None:
         return sentences, list(dict.fromkeys(name[2:] for name in names if name != "O"))
     return sentences, _in_order(tag[2:] for tags in sentences for tag in tags if tag != "O")
@@ -420,13 +422,23 @@ def _text(values: Sequence[Any], columns: Sequence[str], where: str) -> str:
     for value, column in zip(values, columns, strict=True):
         if not isinstance(value, str):
             raise DataError(f"{where}: '{column}' is {value!r}. Expected a string.")
-    return " ".join(filter(None, map(str.strip, values))) if len(values) > 1 else cast(str, values[0])
+    text = " ".join(filter(None, map(str.strip, values))) if len(values) > 1 else cast(str, values[0])
+    return _valid(text, where)
 
 
 def _words_of(value: Any, where: str) -> list[str]:
     if not isinstance(value, list | tuple | np.ndarray) or not all(isinstance(word, str) for word in value):
         raise DataError(f"{where}: expected a list of words, got {str(value)[:80]!r}.")
-    return [str(word) for word in value]
+    return [_valid(str(word), where) for word in value]
+
+
+def _valid(text: str, where: str) -> str:
+    """A text that can be written as UTF-8: JSON may hold halves of characters, which no tokenizer takes."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {ascii(text)[:80]} holds half a character ({error.reason}). Repair it.") from error
+    return text
 
 
 def _check_lengths(sentences: list[list[str]], tags: list[list[str]], where: Callable[[int], str]) -> None:

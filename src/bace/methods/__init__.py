@@ -1,6 +1,8 @@
 """The methods, by the names the paper gives them."""
 
 import importlib
+import sys
+from importlib.metadata import entry_points
 
 from bace.errors import ConfigError, nearest
 from bace.method import Method
@@ -82,19 +84,42 @@ METHODS: list[type[Method]] = [
 
 
 def find_method(name: str) -> type[Method]:
-    """A method by its name ("BaCE", in any case; "derpp" for "DER++"), or a user's class by "package.Class"."""
+    """A method by its name ("BaCE", in any case; "derpp" for "DER++"), or a user's class by "package.Class".
+
+    Nothing is imported here but installed plug-ins (entry points of the group `bace.methods`), because the name may
+    come from a stranger's file. A user's class is found once `import_method`, or the user, has imported it."""
     known = {key: method for method in METHODS for key in (method.title.lower(), method.__name__.lower())}
     if name.lower() in known:
         return known[name.lower()]
-    if "." not in name:
-        raise ConfigError(f"there is no method '{name}'.{nearest(name, [m.title for m in METHODS])}")
+    installed = {point.name.lower(): point for point in entry_points(group="bace.methods")}
+    if name.lower() in installed:
+        return _as_method(name, installed[name.lower()].load())
     module, _, attribute = name.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    if not module:
+        titles = [method.title for method in METHODS]
+        raise ConfigError(f"there is no method '{name}'.{nearest(name, [*titles, *installed])}")
+    if module not in sys.modules:
         raise ConfigError(
-            f"method '{name}' cannot be imported: {error}. Work in the folder that holds it, or name that in PYTHONPATH"
-        ) from error
+            f"method '{name}' is not part of bace: using it imports the module '{module}' and so runs its code. If you "
+            "trust that, add --trust (in Python: trust=True)"
+        )
+    return _as_method(name, getattr(sys.modules[module], attribute, None))
+
+
+def import_method(name: str) -> type[Method]:
+    """`find_method` with the user's consent to import "package.Class"."""
+    module, _, attribute = name.rpartition(".")
+    if module:
+        try:
+            getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"method '{name}' cannot be imported: {error}. Name the folder that holds it in PYTHONPATH"
+            ) from error
+    return find_method(name)
+
+
+def _as_method(name: str, found: object) -> type[Method]:
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"'{name}' is not a bace.Method: a method is a class derived from bace.Method")
     return found

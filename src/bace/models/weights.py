@@ -81,8 +81,9 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
             f"{path} cannot be read as weights alone ({type(error).__name__}: {first_line(error)}): it is damaged, or "
             "holds other things. Load it where you trust it and save its state_dict() with torch.save."
         ) from error
-    while isinstance(content, dict) and (inner := next((k for k in ("model", "state_dict") if k in content), None)):
-        content = content[inner]
+    for _ in range(3):  # a checkpoint may hold a model that holds a state dict; one that holds itself has no end
+        inner = [k for k in ("model", "state_dict") if isinstance(content, dict) and k in content]
+        content = content[inner[0]] if inner else content
     tensors = content.items() if isinstance(content, dict) else ()
     found = {str(name).removeprefix("module."): value for name, value in tensors if isinstance(value, Tensor)}
     if not found:

@@ -1,14 +1,13 @@
 """One HTML page for a comparison of runs: nothing is loaded from elsewhere, so it can be mailed or archived."""
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
 from bace.errors import ConfigError
+from bace.files import write_whole
 from bace.report import figures
 from bace.report.figures import Figure
 from bace.report.markup import chip, count, listed, part
@@ -117,16 +116,9 @@ def _plotly() -> str:
 
 
 def _write(path: Path, page: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(page)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp's 0600 would keep a web server from showing the page
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, page)
+    except OSError as error:
+        raise ConfigError(f"the page '{path}' cannot be written ({error.strerror}): choose another --out") from error
     return path
