@@ -148,10 +148,10 @@ def test_the_loss_is_cross_entropy_over_the_new_classes_less_the_cosines_of_the_
     with torch.no_grad():
         logits = array(method.model(batch).logits)
     assert logits.shape[1] == 4
-    assert float(loss["new"]) == pytest.approx(cross_entropy(logits[:, 2:], batch.targets.numpy() - 2), rel=1e-4)
+    assert loss["new"].item() == pytest.approx(cross_entropy(logits[:, 2:], batch.targets.numpy() - 2), rel=1e-4)
     found = cosines(method, batch)
     pulled = np.mean([sum(found[i, j] for j in index) for i, index in enumerate(nearest(method, batch))])
-    assert float(loss["pull"]) == pytest.approx(-0.5 * pulled, rel=1e-4)
+    assert loss["pull"].item() == pytest.approx(-0.5 * pulled, rel=1e-4)
     method.gamma = 0.0
     assert set(method.loss(batch)) == {"new"}
 
