@@ -478,6 +478,6 @@ def test_a_users_method_without_title_or_summary_line_is_named_and_explained(
 
 
 def test_compare_reads_lists_in_method_settings() -> None:
-    assert methods_asked(["BaCE(speedups=[S1,S2], W0=1)"], "digits") == [("BaCE", {"speedups": ["S1", "S2"], "W0": 1})]
+    assert methods_asked(["BaCE(K=[1,2], W0=1)"], "digits") == [("BaCE", {"K": [1, 2], "W0": 1})]
     with pytest.raises(ConfigError, match="setting=value"):
-        methods_asked(["BaCE(speedups=[S1)"], "digits")
+        methods_asked(["BaCE(K=[1)"], "digits")

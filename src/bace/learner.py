@@ -32,7 +32,7 @@ from bace.runner import (
     prepare_torch,
     read_run,
 )
-from bace.settings import config_from, flatten, import_named_method
+from bace.settings import config_from, current, flatten, import_named_method
 from bace.stream import NO_IDS, Examples, Modality, Stream, Task
 from bace.trainer import At, Trainer
 
@@ -233,7 +233,7 @@ class Learner:
                 "finished model: run it again"
             )
         learner = cls._opened(described["config"], trust)
-        learner.config = config_from(described["config"])
+        learner.config = config_from(learner._given)
         learner.modality, learner._complete = described["modality"], False
         learner.picture = tuple(described["picture"]) if described.get("picture") else None
         learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]
@@ -245,6 +245,7 @@ class Learner:
     @classmethod
     def _opened(cls, given: dict[str, Any], trust: bool) -> Self:
         """An empty learner with settings from a file."""
+        given = current(given)
         if not trust:
             config_from(given)  # refuses a method that would have to be imported
         return cls(**given)

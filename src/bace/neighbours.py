@@ -40,15 +40,13 @@ class NeighbourTable:
     log_weights: Tensor  # (anchors, K); -inf where there is no neighbour
     distances: Tensor  # (anchors, K); inf where there is no neighbour
 
-    def of(self, rows: Tensor, device: torch.device, *, once: bool = True) -> Near:
-        """The neighbours of these anchors; `once`: one that several anchors share is passed once."""
+    def of(self, rows: Tensor, device: torch.device) -> Near:
+        """The neighbours of these anchors; one that several anchors share is passed once."""
         at = torch.searchsorted(self.anchors, rows)
         ids = torch.where(self.neighbours[at] < 0, rows[:, None], self.neighbours[at])  # "none" weighs nothing
-        position = torch.arange(ids.numel()).view(ids.shape)
-        if once:
-            ids, position = torch.unique(ids, return_inverse=True)
+        ids, position = torch.unique(ids, return_inverse=True)
         weights = (self.log_weight_anchor[at].to(device), self.log_weights[at].to(device))
-        return Near(ids.flatten(), position.to(device), *weights)
+        return Near(ids, position.to(device), *weights)
 
 
 @torch.no_grad()

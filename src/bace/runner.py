@@ -36,7 +36,7 @@ from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
 from bace.room import bytes_needed, check_room, forget_peak, peak_bytes
-from bace.settings import config_from, flatten, import_named_method
+from bace.settings import config_from, current, flatten, import_named_method
 from bace.stream import Stream
 from bace.trainer import Results, Trainer
 
@@ -342,7 +342,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def read_config(folder: Path, *, trust: bool = False) -> Config:
     """The settings of a run; `trust`: a method that is not part of bace, but named there, may be imported."""
-    given = read_run(folder)["config"]
+    given = current(read_run(folder)["config"])
     if trust:
         import_named_method(given)
     return config_from(given)

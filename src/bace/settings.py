@@ -63,6 +63,9 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
     "checkpoint.keep": (1, math.inf),
 }
 
+# by method: settings of earlier versions that did not change results
+RETIRED = {"bace": frozenset({"method.speedups"})}
+
 
 def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
     """A full configuration; whatever is unknown or of the wrong type is refused by name.
@@ -93,6 +96,13 @@ def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
     if config.train.early_stop and not config.benchmark["val_fraction"]:
         raise ConfigError("train.early_stop needs validation data: set benchmark.val_fraction, for example to 0.1")
     return config
+
+
+def current(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file that an earlier version wrote, without those that no longer exist."""
+    settings = flatten(given)
+    retired = RETIRED.get(str(settings.get("method.name", DEFAULT_NAMES["method.name"])).lower(), frozenset())
+    return {name: value for name, value in settings.items() if name not in retired}
 
 
 def import_named_method(given: Mapping[str, Any]) -> None:

@@ -404,8 +404,6 @@ def test_weights_outside_zero_and_one_are_refused() -> None:
     for wrong in ({"W0": 1.5}, {"W0": -0.1}, {"beta": 2.0}):
         with pytest.raises(ConfigError, match="between 0 and 1"):
             BaCE(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="S99"):
-        BaCE(speedups=("S99",))
 
 
 # -- the teacher (4)

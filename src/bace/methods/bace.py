@@ -14,13 +14,11 @@ from torch import Tensor
 from bace.bias import correct_bias, fit_bias
 from bace.errors import ConfigError
 from bace.holdout import HoldOut
-from bace.losses import distillation, mixture, mixture_nll, neighbour_log_weights, old_logit_mse
+from bace.losses import distillation, mixture_nll, neighbour_log_weights, old_logit_mse
 from bace.method import Card, Loss, Passes, Stage
 from bace.models.model import average_into, frozen_copy
 from bace.neighbours import Near, NeighbourTable, nearest, random_neighbours
 from bace.stream import NO_IDS, Batch, Task
-
-SPEEDUPS = ("S1", "S2", "S3", "S4", "S5", "S6", "S8", "S19")
 
 
 class BaCE(HoldOut):
@@ -50,7 +48,6 @@ class BaCE(HoldOut):
         teacher_init: a task's first teacher is the `student` of the task before, or its averaged teacher (`ema`).
         bias_correction: after the last task, fit a scale and shift of the new logits on held-out memory.
         bic_solver: of the bias correction.
-        speedups: exact speed-ups in use; each leaves the result unchanged (docs/bace.md, section 9).
     """
 
     title = "BaCE"
@@ -86,7 +83,6 @@ class BaCE(HoldOut):
         teacher_init: Literal["student", "ema"] = "student",
         bias_correction: bool = False,
         bic_solver: Literal["sgd", "adam", "lbfgs"] = "sgd",
-        speedups: tuple[str, ...] = SPEEDUPS,
     ) -> None:
         super().__init__()
         self.alpha, self.W0, self.K, self.beta, self.lambda_mse = alpha, W0, K, beta, lambda_mse
@@ -96,9 +92,7 @@ class BaCE(HoldOut):
         self.knn_normalize, self.knn_pool_cap = knn_normalize, knn_pool_cap
         self.effect_new_first_task = effect_new_first_task
         self.teacher_head, self.teacher_init = teacher_head, teacher_init
-        self.bic_solver, self.speedups = bic_solver, frozenset(speedups)
-        if unknown := self.speedups - set(SPEEDUPS):
-            raise ConfigError(f"BaCE has no speed-up {sorted(unknown)}: choose among {', '.join(SPEEDUPS)}")
+        self.bic_solver = bic_solver
         if K < 1:
             raise ConfigError(f"BaCE: K is {K}, it must be at least 1; W0 = 1 leaves the neighbours out")
         if min(alpha, lambda_mse) < 0 or kl_tau <= 0:
@@ -129,7 +123,7 @@ class BaCE(HoldOut):
             self.teacher.load_state_dict({**self.teacher.state_dict(), **averaged.state_dict()})
 
     def after_epoch(self, stage: Stage) -> None:
-        unused = self.now.epoch == stage.epochs - 1 and self.teacher_init == "student" and "S19" in self.speedups
+        unused = self.now.epoch == stage.epochs - 1 and self.teacher_init == "student"  # nobody reads it again
         if self.teacher is not None and not unused:
             average_into(self.teacher, self.model, self.beta)
 
@@ -137,15 +131,14 @@ class BaCE(HoldOut):
 
     def before_epoch(self, stage: Stage) -> None:
         self.table = None
-        wanted = self.W0 < 1 or self.distils or "S19" not in self.speedups
-        if self.teacher is None or not wanted:
+        if self.teacher is None or not (self.W0 < 1 or self.distils):
             return
         examples = stage.examples().sort().values
         self.rows, targets = self.stream.labels(examples)
         out = self.outputs(examples, self.teacher, view=self.now.view())
         self.log_old = self.log_scores_of_old(out.logits)
         own = self.own_rows(targets)  # anchors, and candidates for neighbours
-        if own.any() and (self.W0 < 1 or "S19" not in self.speedups):
+        if own.any() and self.W0 < 1:
             features = F.normalize(out.features[own], dim=1) if self.knn_normalize else out.features[own]
             index, distance = self.find_neighbours(features, targets[own])
             weights = neighbour_log_weights(distance, self.W0, uniform=self.effect_new == "uniform")
@@ -163,16 +156,8 @@ class BaCE(HoldOut):
         if self.knn_pool_cap and self.knn_pool_cap < len(features):
             pool = torch.randperm(len(features), generator=self.now.rng("pool"))[: self.knn_pool_cap].sort().values
         among = self.effect_new if self.effect_new in ("same", "different") else "all"
-        block = 1024 if "S8" in self.speedups else len(features)
-        return nearest(
-            features,
-            self.K,
-            labels=targets,
-            among=among,
-            farthest=self.effect_new == "reverse",
-            candidates=pool,
-            block=block,
-        )
+        farthest = self.effect_new == "reverse"
+        return nearest(features, self.K, labels=targets, among=among, farthest=farthest, candidates=pool)
 
     def epoch_table(self) -> NeighbourTable | None:
         return self.table
@@ -196,18 +181,13 @@ class BaCE(HoldOut):
         """Effect_new: mean of -log sum_j W(x_j, x) S(x_j)[y], x itself among the x_j; without neighbours, CE."""
         if near is None or beside is None:
             return F.cross_entropy(logits, targets)
-        if "S4" in self.speedups:  # only column y, in the log domain
-            log_anchor = F.log_softmax(logits, 1).gather(1, targets[:, None])[:, 0]
-            log_beside = F.log_softmax(beside, 1)[near.position, targets[:, None]]
-            return mixture_nll(log_anchor, log_beside, near.log_weight_anchor, near.log_weights)
-        return F.nll_loss(mixture(logits, beside, near).log(), targets)
+        log_anchor = F.log_softmax(logits, 1).gather(1, targets[:, None])[:, 0]
+        log_beside = F.log_softmax(beside, 1)[near.position, targets[:, None]]  # column y alone
+        return mixture_nll(log_anchor, log_beside, near.log_weight_anchor, near.log_weights)
 
     def loss_distil(self, logits: Tensor, batch: Batch, own: Tensor) -> Tensor:
         """Effect_old on new data: L_KL(S, S0) over the old classes (3.1)."""
-        if "S1" in self.speedups:
-            log_old = self.log_old[torch.searchsorted(self.rows, batch.rows)].to(logits.device)
-        else:
-            log_old = self.log_scores_of_old(self.peek([batch], self.teacher).logits)
+        log_old = self.log_old[torch.searchsorted(self.rows, batch.rows)].to(logits.device)
         if self.stream.background is None:
             return self.kl(logits, log_old, self.kl_mode)
         terms = []
@@ -256,23 +236,19 @@ class BaCE(HoldOut):
         rows = batch.rows[self.own_rows(batch.targets).cpu()]
         if self.table is None or not len(rows):
             return None
-        return self.table.of(rows, batch.targets.device, once="S2" in self.speedups)
+        return self.table.of(rows, batch.targets.device)
 
     def passes(
         self, batch: Batch, replay: Batch | None, near: Near | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The student's logits on the new rows, the replayed ones and the neighbours."""
-        view = self.now.view()
+        """The student's logits on the new rows, the replayed ones and the neighbours: one pass over all."""
         trained = {"new": batch}
         if replay is not None:
             trained["replay"] = replay
         if near is not None and self.neighbor_grad:
-            trained["neighbours"] = self.stream.rows(near.rows, view=view)
-        if "S5" in self.speedups:  # one pass over all
-            logits = self.model(functools.reduce(Batch.cat, trained.values())).logits
-            got = dict(zip(trained, logits.split([len(b) for b in trained.values()]), strict=True))
-        else:
-            got = {name: self.model(b, name=name).logits for name, b in trained.items()}
+            trained["neighbours"] = self.stream.rows(near.rows, view=self.now.view())
+        logits = self.model(functools.reduce(Batch.cat, trained.values())).logits
+        got = dict(zip(trained, logits.split([len(b) for b in trained.values()]), strict=True))
         if near is not None and not self.neighbor_grad:
             got["neighbours"] = self.beside(near.rows, batch.rows, got["new"].detach())
         return got["new"], got.get("replay"), got.get("neighbours")
@@ -285,14 +261,12 @@ class BaCE(HoldOut):
     ) -> Tensor:  # (neighbours, classes)
         """The student's logits on the neighbours, without gradient. Those that are anchors too are there already."""
         logits = scored.new_empty(len(neighbours), scored.shape[1])
-        reuse = "S3" in self.speedups and not self.model.has_dropout
-        known = torch.isin(neighbours, anchors) if reuse else torch.zeros_like(neighbours, dtype=torch.bool)
+        known = torch.isin(neighbours, anchors) & (not self.model.has_dropout)
         if known.any():
             order = anchors.argsort()
             logits[known] = scored[order[torch.searchsorted(anchors[order], neighbours[known])]]
         if not known.all():
-            size = self.training_settings.eval_batch_size if "S6" in self.speedups else 8
-            parts = neighbours[~known].split(size)
+            parts = neighbours[~known].split(self.training_settings.eval_batch_size)
             logits[~known] = self.peek(self.stream.rows(part, view=self.now.view()) for part in parts).logits
         return logits
 
