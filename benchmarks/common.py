@@ -14,13 +14,14 @@ from torch import Tensor
 from bace.config import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
 from bace.data.images import Images
 from bace.memory import Memory
-from bace.method import Method, Now
+from bace.method import Method
 from bace.methods import find_method
 from bace.models.encoders import ViTEncoder
 from bace.models.heads import CosineHead
 from bace.models.model import Model
+from bace.position import Position
 from bace.stream import Examples, Stream, Task
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 WIDTH, DEPTH, SIDE, PATCH = 128, 6, 32, 8  # 16 tokens and the class token
 CLASSES = 10  # a task
@@ -84,7 +85,7 @@ def begun(
         Checkpoints(),
     )
     learned = find_method(method)(**settings)
-    learned.stream, learned.training_settings, learned.now = stream, config.train, Now(0)
+    learned.stream, learned.training_settings, learned.now = stream, config.train, Position(0)
     learned.memory = Memory(memory)
     learned.model = learned.build(model)
     learned.now.seen = CLASSES
@@ -106,7 +107,6 @@ def trained_by_library(method: str, examples: int, batch: int, **settings: Any) 
 def second_epoch(learned: Method, stream: Stream, config: Config) -> Callable[[Mark], None]:
     def epoch(mark: Mark) -> None:
         trainer = Trainer(learned, stream, config, show=lambda done, text: mark())
-        trainer.at = At(task=1)
         trainer.enter(stream[1])
         learned.grow(stream[1])
         trainer.train(learned.stages(stream[1])[0], 1)

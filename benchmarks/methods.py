@@ -22,13 +22,13 @@ from bace.data.entities import Entities
 from bace.data.images import Images
 from bace.data.texts import Texts, flat
 from bace.memory import Memory
-from bace.method import Now
 from bace.methods import METHODS, find_method
 from bace.models.encoders import BertEncoder, Encoder
 from bace.models.heads import CosineHead
 from bace.models.model import Model
+from bace.position import Position
 from bace.stream import Examples, Modality, Stream, Task
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 EXAMPLES, BATCH, WORDS, VOCABULARY = 256, 64, 15, 1000
 MODALITIES: tuple[Modality, ...] = ("image", "text", "token")
@@ -93,7 +93,7 @@ def ready(method: str, modality: Modality) -> Trainer:
     )
     stream = Stream(examples, targets, tasks, names)
     learned = find_method(method)()
-    learned.stream, learned.training_settings, learned.now = stream, config.train, Now(0)
+    learned.stream, learned.training_settings, learned.now = stream, config.train, Position(0)
     learned.memory = Memory(100)
     learned.fresh_model = lambda: Model(encoder(modality), CosineHead(WIDTH))
     learned.model = learned.build(learned.fresh_model())
@@ -103,7 +103,6 @@ def ready(method: str, modality: Modality) -> Trainer:
 def second_task_seconds(method: str, modality: Modality) -> float:
     trainer = ready(method, modality)
     trainer.learn(trainer.stream[0])
-    trainer.at = At(task=1)
     begun = time.perf_counter()
     trainer.learn(trainer.stream[1])
     return time.perf_counter() - begun

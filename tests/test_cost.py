@@ -12,7 +12,7 @@ from bace.models.model import Model
 from bace.room import bytes_kept
 from bace.runner import assemble
 from bace.settings import config_from
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 # several neighbours of each example would be the same ones among twenty, anchors take hundreds of passes in any task
 SMALLER = {"BaCE": {"K": 1}, "DDE": {"top_k": 1}, "HAL": {"anchor_steps": 1, "memory_steps": 1}}
@@ -44,7 +44,7 @@ def test_a_task_takes_the_passes_and_networks_that_are_declared(
     monkeypatch.setattr(Model, "forward", networks.watched(Model.forward))
     trainer = Trainer(learned, stream, config)
     for task in stream:
-        trainer.at, before = At(task=task.index), Encoder.passes
+        before = Encoder.passes
         networks.most = 0
         trainer.learn(task)
         networks.measure()

@@ -11,7 +11,7 @@ from bace.models.encoders import Encoder, freeze_prefix, load_encoder
 from bace.models.expanded import Expanded, Forked
 from bace.models.heads import WideningHead
 from bace.models.model import Model
-from bace.randomness import generator, seed_dropout
+from bace.randomness import generator
 from bace.stream import Batch
 
 
@@ -89,7 +89,7 @@ def test_only_the_newest_branch_trains_and_drops(folders: dict[str, str], kind: 
     assert all(p.requires_grad for p in new.parameters())
     batch, features = batch_of("bert"), []
     for name in ("main", "other", "main"):
-        seed_dropout(7)
+        model.dropout_seed = lambda: 7
         features.append(model(batch, name=name).features)
     assert torch.equal(features[0], features[2])  # each named pass has its own dropout
     assert not torch.equal(features[0][:, -WIDTH:], features[1][:, -WIDTH:])

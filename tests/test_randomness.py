@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bace.method import Now
+from bace.position import Position
 from bace.randomness import derive, generator, seed_dropout, uniform
 
 MASK = (1 << 64) - 1
@@ -53,7 +53,7 @@ def test_parts_are_not_run_together(one, other):
 
 
 def test_asking_twice_gives_the_same_numbers_and_asking_elsewhere_changes_nothing():
-    now = Now(seed=4, task=1, stage="main", epoch=2, step=3)
+    now = Position(seed=4, task=1, stage="main", epoch=2, step=3)
     expected = torch.rand(5, generator=now.rng("memory 1"))
     torch.rand(100, generator=now.rng("memory 2"))
     torch.rand(100)
@@ -63,14 +63,14 @@ def test_asking_twice_gives_the_same_numbers_and_asking_elsewhere_changes_nothin
 
 
 def test_the_epoch_view_lasts_all_epoch_and_other_draws_are_fresh_at_every_step():
-    now = Now(seed=0, task=1, stage="main", epoch=2, step=3)
+    now = Position(seed=0, task=1, stage="main", epoch=2, step=3)
     epoch, fresh = now.view(), now.view(1)
     now.step = 4
     assert now.view() == epoch
     assert now.view(1) != fresh
     assert len({now.view(draw) for draw in range(4)}) == 4
     for field, value in (("epoch", 3), ("task", 2), ("stage", "other"), ("seed", 1)):
-        changed = Now(**{**vars(now), field: value})
+        changed = Position(**{**vars(now), field: value})
         assert changed.view() != epoch, field
 
 

@@ -21,10 +21,12 @@ from bace.config import Config, Head, Measures, MemoryBudget, Training
 from bace.errors import StreamRefused, TrainingError
 from bace.evaluation import predict
 from bace.memory import Memory
-from bace.method import Loss, Method, Now, Stage
+from bace.method import Loss, Method, Stage
 from bace.models.heads import CosineHead
 from bace.models.model import Model
-from bace.randomness import generator, seed_dropout
+from bace.optimiser import make_optimiser, stage_groups
+from bace.position import Position
+from bace.randomness import generator
 from bace.runner import assemble
 from bace.settings import config_from
 from bace.stream import NO_IDS, Batch, Stream, Task
@@ -115,7 +117,7 @@ def trainer_of(
         measure=Measures(fwt=fwt),
     )
     stream = plane_stream(tasks, valid)
-    method.stream, method.training_settings, method.now = stream, config.train, Now(config.seed)
+    method.stream, method.training_settings, method.now = stream, config.train, Position(config.seed)
     method.memory = Memory(**dataclasses.asdict(config.memory))
     method.model = method.build(Model(Plane(), CosineHead(2)))  # type: ignore[arg-type]
     return kind(method, stream, config, **(callbacks or {}))
@@ -205,7 +207,7 @@ class Slope(Method):
         self.trace: list[float] = []
 
     def stages(self, task: Task) -> list[Stage]:
-        return [self.stage(task, batch_size=8, parameters=lambda: [self.p])]
+        return [self.stage(task, batch_size=8, groups=lambda: {"own": [self.p]})]
 
     def loss(self, batch: Batch) -> Loss:
         return self.p.sum()
@@ -217,13 +219,17 @@ class Slope(Method):
 # -- the optimiser
 
 
+def optimiser_of(trainer: Trainer, stage: Stage) -> torch.optim.Optimizer:
+    return make_optimiser(stage, stage_groups(stage), trainer.config.train)
+
+
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
 @pytest.mark.parametrize(("head_lr", "expected"), [(0.5, 0.5), (None, 0.1)])
 def test_head_and_encoder_have_their_rates_and_vectors_are_not_decayed(optimiser, head_lr, expected):
     trainer = trainer_of(Plain(), optimiser=optimiser, lr=0.1, head_lr=head_lr, weight_decay=0.02)
     method = trainer.method
     method.grow(trainer.stream[0])
-    made = trainer.make_optimiser(method.stage(trainer.stream[0]), list(method.model.parameters()))
+    made = optimiser_of(trainer, method.stage(trainer.stream[0]))
     names = {id(p): name for name, p in method.model.named_parameters()}
     found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in made.param_groups for p in g["params"]}
     assert found == {
@@ -239,16 +245,16 @@ def test_a_stages_own_rate_goes_for_the_head_too():
     trainer = trainer_of(Plain(), lr=0.1, head_lr=0.5)
     method = trainer.method
     method.grow(trainer.stream[0])
-    made = trainer.make_optimiser(method.stage(trainer.stream[0], lr=0.003), list(method.model.parameters()))
+    made = optimiser_of(trainer, method.stage(trainer.stream[0], lr=0.003))
     assert {g["lr"] for g in made.param_groups} == {0.003}
 
 
-@pytest.mark.parametrize("own", [{"lr": 0.1, "head_lr": 2.0}, {"head_lr": 2.0}])
+@pytest.mark.parametrize("own", [{"lr": 0.1, "rates": {"head": 2.0}}, {"rates": {"head": 2.0}}])
 def test_a_stages_rate_for_the_head_wins(own):
     trainer = trainer_of(Plain(), lr=0.1, head_lr=0.5)
     method = trainer.method
     method.grow(trainer.stream[0])
-    made = trainer.make_optimiser(method.stage(trainer.stream[0], **own), list(method.model.parameters()))
+    made = optimiser_of(trainer, method.stage(trainer.stream[0], **own))
     names = {id(p): name for name, p in method.model.named_parameters()}
     found = {names[id(p)]: g["lr"] for g in made.param_groups for p in g["params"]}
     assert found == {"encoder.turn": 0.1, "encoder.shift": 0.1, "head.sigma": 2.0, "head.blocks.0": 2.0}
@@ -293,7 +299,7 @@ def test_nothing_to_train_is_an_error():
             super().grow(task)
             self.model.requires_grad_(task.index == 0)
 
-    with pytest.raises(TrainingError, match="stage 'main' of Frozen has no trainable parameter"):
+    with pytest.raises(TrainingError, match="stage 'main' has no trainable parameter"):
         trainer_of(Frozen()).run()
 
 
@@ -395,7 +401,7 @@ def test_clipping_comes_after_before_step():
 def test_a_stages_own_clipping_wins():
     class Clipped(Slope):
         def stages(self, task: Task) -> list[Stage]:
-            own = {"batch_size": 8, "parameters": lambda: [self.p]}
+            own = {"batch_size": 8, "groups": lambda: {"own": [self.p]}}
             clips = (0.5, 0.0, None)  # its own, none at all, the run's
             return [self.stage(task, name=f"clip {clip}", clip=clip, **own) for clip in clips]
 
@@ -433,7 +439,7 @@ def test_momentum_of_a_parameter_that_has_a_gradient_only_now_and_then():
             self.q = nn.Parameter(torch.zeros(1, 1))
 
         def stages(self, task: Task) -> list[Stage]:
-            return [self.stage(task, batch_size=8, parameters=lambda: [self.p, self.q])]
+            return [self.stage(task, batch_size=8, groups=lambda: {"own": [self.p, self.q]})]
 
         def loss(self, batch: Batch) -> Loss:
             return (self.p + self.q if self.now.epoch % 2 else self.p).sum()
@@ -573,7 +579,7 @@ def test_terms_are_summed_and_each_is_logged_as_the_mean_over_steps():
 
     class Small(Two):
         def stages(self, task: Task) -> list[Stage]:
-            return [self.stage(task, parameters=lambda: [self.p])]  # two steps
+            return [self.stage(task, groups=lambda: {"own": [self.p]})]  # two steps
 
     trainer = trainer_of(Small(), tasks=(2,), epochs=2, lr=0.5, callbacks={"log": log.append})
     trainer.run()
@@ -650,16 +656,18 @@ def test_named_passes_have_dropout_of_their_own_whatever_ran_before(tiny):
     stream.begin(stream[0], NO_IDS)
     batch, model = stream.batch(stream[0].train[:4]), method.model.train()
 
-    def passes(*names: str) -> list[Tensor]:
-        seed_dropout(11)
+    def passes(*names: str, seed: int = 11) -> list[Tensor]:
+        model.dropout_seed = lambda: seed
         return [model(batch, name=name).logits.detach() for name in names]
 
     new, replay = passes("new", "replay")
     assert not torch.equal(new, replay)
     assert torch.equal(passes("replay")[0], replay)
     assert torch.equal(passes("replay", "new", "new")[2], new)
-    seed_dropout(12)
-    assert not torch.equal(model(batch, name="new").logits, new)
+    assert not torch.equal(passes("new", seed=12)[0], new)
+    before = torch.get_rng_state()
+    passes("new")
+    assert torch.equal(torch.get_rng_state(), before)  # torch's own generator goes on as if nothing had been dropped
     model.eval()
     assert torch.equal(*passes("new", "replay"))
 
@@ -743,7 +751,7 @@ def test_stages_that_make_modules_resume_exactly_at_every_point():
     assert int(straight.method.prepared) == 2
     assert len(straight.method.squares) == 2
     cuts = assert_resumes_exactly(make)
-    places = {(c.state["at"]["phase"], c.state["at"]["stage"], c.state["at"]["prepared"]) for c in cuts}
+    places = {(c.state["at"]["phase"], c.state["at"]["stages_done"], c.state["at"]["prepared"]) for c in cuts}
     assert {("train", 0, True), ("train", 1, False), ("train", 1, True), ("train", 2, False)} <= places
 
 
@@ -756,7 +764,7 @@ def test_on_resume_structure_is_replayed_for_finished_and_current_stages_only():
         at = cut.state["at"]
         trainer = make()
         trainer.restore(cut.tensors, cut.state)
-        begun = at["task"] if at["phase"] == "begin" else at["task"] + (at["stage"] + at["prepared"] > 1)
+        begun = at["task"] if at["phase"] == "begin" else at["task"] + (at["stages_done"] + at["prepared"] > 1)
         assert trainer.method.structures == begun, at
         assert int(trainer.method.prepared) == begun
 
@@ -829,7 +837,7 @@ def test_what_a_stage_does_not_train_asks_for_no_gradient_until_the_stage_is_ove
 
     class HeadLast(Plain):
         def stages(self, task: Task) -> list[Stage]:
-            last = self.stage(task, name="head", parameters=lambda: self.model.head.parameters())
+            last = self.stage(task, name="head", groups=lambda: {"head": self.model.head.parameters()})
             return [self.stage(task), last]
 
         def build(self, model: Model) -> Model:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from bace.errors import CheckpointError
 from bace.files import delete_folder, to_disk
@@ -134,3 +134,14 @@ def split_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any
     """A state dict as its tensors and the rest, which must be JSON."""
     tensors = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
     return tensors, {k: v for k, v in state.items() if k not in tensors}
+
+
+def fill(method: nn.Module, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+    """Give a method that has its shapes the values of a checkpoint: the tensors under "method.", and the rest."""
+    values = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
+    try:
+        method.load_state_dict({**values, **plain})
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit this method and backbone: {str(error).splitlines()[-1].strip():.200}"
+        ) from error

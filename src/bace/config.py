@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+OptimiserName = Literal["sgd", "adam", "adamw"]
 StudyName = Literal["probing", "tracking", "gallery", "bias"]
 
 
@@ -25,6 +26,7 @@ class Training:
         momentum: of SGD.
         weight_decay: on weights; never on biases, norms and the head's scale.
         schedule: of the learning rate over a stage.
+        warmup: share of a stage in which the learning rate first rises from 0.
         clip: largest gradient norm; default: no clipping.
         reset_optimiser: a new optimiser for every stage of every task; otherwise its state is carried over.
         early_stop: end a stage after this many epochs without a better validation loss; 0: never. Needs
@@ -41,12 +43,13 @@ class Training:
     replay_ratio: float = 0.5
     replay_o: Literal["label", "distil"] = "distil"
     buffer_view: Literal["fresh", "epoch"] = "fresh"
-    optimiser: Literal["sgd", "adamw"] = "sgd"
+    optimiser: OptimiserName = "sgd"
     lr: float = 1e-3
     head_lr: float | None = None
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: Literal["constant", "cosine", "linear"] = "constant"
+    warmup: float = 0.0
     clip: float | None = None
     reset_optimiser: bool = True
     early_stop: int = 0

@@ -22,6 +22,7 @@ from bace.data.texts import Texts
 from bace.errors import CheckpointError, ConfigError, DataError
 from bace.method import Method
 from bace.methods import find_method
+from bace.position import tasks_done
 from bace.room import check_room
 from bace.runner import (
     attach,
@@ -34,7 +35,7 @@ from bace.runner import (
 )
 from bace.settings import config_from, current, flatten, import_named_method
 from bace.stream import NO_IDS, Examples, Modality, Stream, Task
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -106,9 +107,7 @@ class Learner:
         try:
             method = self._method_for(stream, config)
             check_room(method, [len(self.tasks)])
-            trainer = Trainer(method, stream, config)
-            trainer.at = At(task=len(self.tasks))
-            trainer.learn(stream[-1])
+            Trainer(method, stream, config).learn(stream[-1])
         except BaseException:  # also when interrupted: half a task learned is no use
             if saved is not None:
                 tensors, plain = checkpoint.split_state(saved)
@@ -227,7 +226,7 @@ class Learner:
             check_unchanged(folder, described, found[1])
         if not (folder / "metrics.json").exists() or found is None:
             raise CheckpointError(f"the run in '{folder}' is not finished: continue it with --resume")
-        if found[1]["at"]["task"] != len(described["tasks"]):
+        if tasks_done(found[1]["at"]) != len(described["tasks"]):
             raise CheckpointError(
                 f"the last checkpoint of the run in '{folder}' is damaged, and the one before it is not that of the "
                 "finished model: run it again"
@@ -255,8 +254,9 @@ class Learner:
         assert self.config is not None
         stream = self._kept_stream()
         self.method = self._method_for(stream, self.config)
-        state = {"at": {"task": len(stream)}, "results": {}, "method": plain, "licences": []}
-        Trainer(self.method, stream, self.config).restore(tensors, state)
+        self.method.now.task, self.method.now.phase = len(stream) - 1, "end"
+        self.method.rebuild(list(stream))
+        checkpoint.fill(self.method, tensors, plain)
 
     def _configured(self, modality: Modality) -> Config:
         if self.modality not in (None, modality):

@@ -3,48 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bace.config import Training
+from bace.config import OptimiserName, Training
 from bace.memory import ElasticBuffers, Memory, herd
 from bace.models.heads import Head, imprint
 from bace.models.model import Model, Output, frozen_copy, parameter_count
 from bace.neighbours import NeighbourTable
-from bace.randomness import derive, generator
+from bace.position import Position
+from bace.randomness import generator
 from bace.stream import Batch, Modality, Stream, Task
 
 Loss = Tensor | dict[str, Tensor] | None
-
-
-@dataclass
-class Now:
-    """Where the run is. Every random draw is named by it, so nothing about randomness needs to be saved."""
-
-    seed: int
-    task: int = 0
-    stage: str = ""
-    epoch: int = 0
-    epochs: int = 0
-    step: int = 0
-    steps: int = 0
-    lr: float = 0.0
-    known: int = 0  # classes before this task: the old ones are [0, known)
-    seen: int = 0  # classes with this task's: the new ones are [known, seen)
-
-    def rng(self, name: str) -> torch.Generator:
-        """The stream of random numbers called `name`, at this step. Asking twice gives the same numbers."""
-        return generator(self.seed, name, self.task, self.stage, self.epoch, self.step)
-
-    def view(self, draw: int = 0) -> int:
-        """The key of a random view. Draw 0 is the epoch's: the same for anchor, neighbour and teacher all epoch long.
-        Draws 1, 2, ... are fresh at every step: memory examples, second views."""
-        return derive(self.seed, "view", self.task, self.stage, self.epoch, draw, self.step if draw else 0)
 
 
 @dataclass
@@ -61,8 +37,9 @@ class Stage:
     batch_size: int
     examples: Callable[[], Tensor]  # ids
     module: Callable[[], nn.Module]  # what is trained and put in train mode; everything else is in eval mode
-    # what is optimised, the rest of the module asking for no gradient meanwhile; default: all of the module's
-    parameters: Callable[[], Iterable[nn.Parameter]] | None = None
+    # what is optimised, by the name of its group; the rest of the module asks for no gradient meanwhile. Default: all
+    # of the module's parameters, in the groups that its modules name (`optimiser_group`)
+    groups: Callable[[], Mapping[str, Iterable[nn.Parameter]]] | None = None
     # an epoch's ids in their order, as many as `examples`; default: each once, shuffled
     sampler: Callable[[torch.Generator], Tensor] | None = None
     augment: bool = True  # random views; otherwise clean ones
@@ -70,8 +47,8 @@ class Stage:
     optimise: bool = True  # False: a stage without gradients
     min_steps: int = 0  # the epochs are raised until there are at least so many optimiser steps
     lr: float | None = None  # default: the run's, as for the optimiser, momentum, clip and schedule
-    head_lr: float | None = None  # default: `lr`, if given; else the run's
-    optimiser: Literal["sgd", "adamw"] | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)  # learning rates of groups that have their own
+    optimiser: OptimiserName | None = None
     momentum: float | None = None
     clip: float | None = None
     schedule: Callable[[float], float] | None = None  # epochs done (a fraction too) -> factor of the learning rate
@@ -133,7 +110,7 @@ class Method(ElasticBuffers):
     teacher: Model | None
     memory: Memory
     stream: Stream
-    now: Now
+    now: Position
     training_settings: Training
     fresh_model: Callable[[], Model]  # the pre-trained start again
 
@@ -169,6 +146,23 @@ class Method(ElasticBuffers):
         self.model = self.build(self.fresh_model())
         for earlier in self.stream[: task.index + 1]:
             self.model.head.grow(len(earlier.classes), generator(self.now.seed, "head", earlier.index))
+
+    def rebuild(self, tasks: Sequence[Task]) -> None:
+        """Make the shapes that these tasks have left, up to where the run is in the last of them; values come after."""
+        now, current = self.now, self.now.task
+        for task in tasks:
+            last = task.index == current
+            if last and now.phase == "begin":
+                break
+            now.show_task(task)
+            self.grow(task)
+            stages = self.stages(task)
+            for stage in stages[: now.stages_done + now.prepared] if last and now.phase == "train" else stages:
+                if stage.structure:
+                    stage.structure()
+            if not last or now.phase in ("evaluate", "end"):
+                self.shrink(task)
+        now.task = current
 
     def stages(self, task: Task) -> list[Stage]:
         return [self.stage(task)]

@@ -4,7 +4,9 @@ That is what makes ablations paired (switching one term of a loss off changes no
 no generator state to save).
 """
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -28,6 +30,17 @@ def seed_dropout(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
+
+
+@contextlib.contextmanager
+def dropout_drawn_from(seed: int) -> Iterator[None]:
+    """Dropout in here depends on the seed alone, and what is drawn afterwards does not depend on it."""
+    before = torch.default_generator.get_state()
+    seed_dropout(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
 
 
 def uniform(

@@ -28,12 +28,13 @@ from bace.data.images import Images
 from bace.errors import CheckpointError, ConfigError, DataError, Stopped
 from bace.files import open_own, write_whole
 from bace.memory import Memory
-from bace.method import Method, Now
+from bace.method import Method
 from bace.methods import find_method
 from bace.models.adapters import add_adapters
 from bace.models.encoders import Encoder, freeze_prefix, keep_prefix, load_encoder
 from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.model import Model
+from bace.position import Position
 from bace.randomness import generator
 from bace.room import bytes_needed, check_room, forget_peak, peak_bytes
 from bace.settings import config_from, current, flatten, import_named_method
@@ -135,7 +136,7 @@ def attach(method: Method, stream: Stream, config: Config, encoder: Encoder) -> 
         return make_model(load_backbone(config), config).to(device)
 
     stream.device = device
-    method.stream, method.training_settings, method.now = stream, config.train, Now(config.seed)
+    method.stream, method.training_settings, method.now = stream, config.train, Position(config.seed)
     method.memory = Memory(**dataclasses.asdict(config.memory))
     method.fresh_model = fresh_model
     method.model = method.build(make_model(encoder, config).to(device))

@@ -57,6 +57,7 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
     "train.clip": (0, math.inf),
     "train.early_stop": (0, math.inf),
     "train.eval_batch_size": (1, math.inf),
+    "train.warmup": (0, 0.9),
     "train.threads": (0, 4096),  # torch crashes on far more
     "checkpoint.every": (0, math.inf),
     "checkpoint.minutes": (0, math.inf),

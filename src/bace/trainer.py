@@ -8,38 +8,32 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bace import metrics
-from bace.checkpoint import split_state
+from bace.checkpoint import fill, split_state
 from bace.config import Config
 from bace.errors import CheckpointError, Stopped, TrainingError
 from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
 from bace.models.encoders import Encoder
-from bace.randomness import derive, seed_dropout
+from bace.models.model import Model
+from bace.optimiser import (
+    learning_rate_factor,
+    make_optimiser,
+    resting,
+    restore_state,
+    set_learning_rate,
+    stage_groups,
+    state_of,
+)
+from bace.randomness import seed_dropout
 from bace.room import bytes_kept
 from bace.stream import Stream, Task
 from bace.studies import STUDIES, Seen
-
-
-@dataclass
-class At:
-    """The next thing to do."""
-
-    task: int = 0
-    phase: Literal["begin", "train", "finish", "evaluate"] = "begin"
-    stage: int = 0
-    prepared: bool = False
-    epoch: int = 0
-    step: int = 0
-    sums: dict[str, float] = field(default_factory=dict)  # loss terms of the epoch so far
-    best: float | None = None  # validation loss, for early stopping
-    stale: int = 0
-    noted: dict[str, dict[str, Any]] = field(default_factory=dict)  # by studies, in the task's last epoch
 
 
 @dataclass
@@ -81,7 +75,7 @@ class Trainer:
         self.method, self.stream, self.config = method, stream, config
         self.log, self.save, self.show, self.stopping = log, save, show, stopping
         self.studies = {name: STUDIES[name] for name in config.studies}
-        self.at, self.results = At(), Results()
+        self.now, self.results = method.now, Results()
         self.optimiser: torch.optim.Optimizer | None = None
         self.saved_optimiser: dict[str, Tensor] = {}  # by parameter and slot, from the checkpoint
         self.steps_since_save, self.saved_at = 0, time.monotonic()
@@ -91,95 +85,92 @@ class Trainer:
 
     def run(self) -> Results:
         """All tasks, from wherever the run is."""
-        while self.at.task < len(self.stream):
-            task = self.stream[self.at.task]
+        for task in self.stream[self.now.tasks_done :]:
             self.learn(task)
             self.evaluate(task)
-            self.at = At(task=task.index + 1)
+            self.now.phase = "end"
             self.resume_point("task", due=True)
         return self.results
 
     def learn(self, task: Task) -> None:
-        """One task: before_task, grow, the stages, after_task, shrink."""
-        method, at = self.method, self.at
+        """One task, from its beginning or from where it was cut: before_task, grow, the stages, after_task, shrink."""
+        method, now = self.method, self.now
         self.enter(task)
-        if at.phase == "begin":
+        if now.phase == "begin":
             self.measure_transfer(task)
             method.before_task(task)
             method.grow(task)
             if self.config.head.head_init == "imprint" and method.growing_head:
                 method.imprint(task)
-            at.phase = "train"
-        if at.phase == "train":
+            now.phase = "train"
+        if now.phase == "train":
             stages = method.stages(task)
-            while at.stage < len(stages):
-                self.train(stages[at.stage], len(stages))
-                at.stage, at.prepared, at.epoch, at.step, at.best, at.stale = at.stage + 1, False, 0, 0, None, 0
+            for stage in stages[now.stages_done :]:
+                self.train(stage, len(stages))
+                now.stages_done += 1
+                now.begin_stage(now.stage)
                 self.resume_point("stage")
-            at.phase = "finish"
+            now.phase = "finish"
             self.resume_point("finish")
-        if at.phase == "finish":
-            self.set_stage("after task")
+        if now.phase == "finish":
+            now.begin_stage("after task")
             method.eval()
             method.after_task(task)
             method.shrink(task)
-            at.phase = "evaluate"
+            now.phase = "evaluate"
             self.resume_point("evaluate")
 
     def train(self, stage: Stage, stages: int) -> None:
-        """One stage: epochs of shuffled batches."""
-        method, at, now = self.method, self.at, self.method.now
-        self.set_stage(stage.name)
-        if not at.prepared:
+        """One stage, from its beginning or from where it was cut: epochs of shuffled batches."""
+        method, now, (first_epoch, first_step) = self.method, self.now, (self.now.epoch, self.now.step)
+        now.stage, now.epoch, now.step = stage.name, 0, 0  # what a stage needs is made, or made again, at its start
+        if not now.prepared:
             if stage.structure:
                 stage.structure()
             if stage.prepare:
                 stage.prepare()
-            at.prepared = True
-        examples, module = stage.examples(), stage.module()
-        parameters = list(stage.parameters() if stage.parameters else module.parameters())
-        chosen = {id(p) for p in parameters}
-        resting = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
-        for p in resting:  # no gradient is computed for what is not trained
-            p.requires_grad_(False)
-        self.optimiser = self.make_optimiser(stage, parameters) if stage.optimise else None
-        self.saved_optimiser = {}
+            now.prepared = True
+        for model in method.modules():
+            if isinstance(model, Model):
+                model.dropout_seed = now.dropout_seed
+        examples, module, groups = stage.examples(), stage.module(), stage_groups(stage)
+        parameters = [p for group in groups.values() for p in group]
         now.steps = -(-len(examples) // stage.batch_size)
         now.epochs = stage.epochs = max(stage.epochs, -(-stage.min_steps // max(now.steps, 1)))
-        while at.epoch < stage.epochs:
-            now.epoch, now.step = at.epoch, 0
-            self.open()  # what has left the memory since is closed
-            method.eval()
-            method.before_epoch(stage)
-            self.note()
-            module.train()
-            for ids in self.batches(stage, examples)[at.step :]:
-                now.step = at.step
-                self.set_learning_rate(stage, at.epoch + at.step / now.steps)
-                view = now.view() if stage.augment else None
-                batch = self.stream.batch(ids, view=view, inputs=not stage.cached)
-                for part, piece in enumerate(method.expand(batch)):
-                    # every step's dropout has its own seed, and every named pass its own again (Model.forward)
-                    seed_dropout(derive(now.seed, "dropout", now.task, now.stage, now.epoch, now.step, part))
-                    self.step(stage, piece, parameters)
-                at.step += 1
-                self.show_progress(stage, stages)
-                self.resume_point("step", steps=1)
-            now.step = at.step  # also when the run was resumed after the last step
-            method.after_epoch(stage)
-            self.log_epoch(stage)
-            at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
-            if self.converged(stage):
-                break
-        for p in resting:
-            p.requires_grad_(True)
+        with resting(module, parameters):
+            self.optimiser = self.begin_optimiser(stage, groups) if stage.optimise else None
+            self.saved_optimiser = {}
+            for now.epoch in range(first_epoch, stage.epochs):
+                now.step = 0
+                self.open()  # what has left the memory since is closed
+                method.eval()
+                method.before_epoch(stage)
+                self.note()
+                module.train()
+                batches = self.batches(stage, examples)
+                now.step, first_step = first_step, 0
+                for ids in batches[now.step :]:
+                    self.set_learning_rate(stage)
+                    view = now.view() if stage.augment else None
+                    batch = self.stream.batch(ids, view=view, inputs=not stage.cached)
+                    for now.part, piece in enumerate(method.expand(batch)):
+                        seed_dropout(now.dropout_seed())  # for modules of a method's own; models ask for theirs
+                        self.step(stage, piece, parameters)
+                    now.step += 1
+                    self.show_progress(stage, stages)
+                    self.resume_point("step", steps=1)
+                method.after_epoch(stage)
+                self.log_epoch(stage)
+                now.sums = {}
+                if self.converged(stage):
+                    break
         module.eval()
         if self.optimiser is not None:
             self.optimiser.zero_grad(set_to_none=True)  # not to be kept beside those of the next stage
 
     def batches(self, stage: Stage, examples: Tensor) -> list[Tensor]:
         """The ids of an epoch, batch by batch."""
-        rng = self.method.now.rng("order")
+        rng = self.now.rng("order")
         if stage.sampler:
             return list(stage.sampler(rng).split(stage.batch_size))
         bucketing = self.config.train.bucketing and not stage.cached
@@ -201,13 +192,13 @@ class Trainer:
                 nn.utils.clip_grad_norm_(parameters, clip)
             optimiser.step()
             for name, term in terms.items():
-                self.at.sums[name] = self.at.sums.get(name, 0.0) + float(term.detach())
-            self.at.sums["steps"] = self.at.sums.get("steps", 0) + 1
+                self.now.sums[name] = self.now.sums.get(name, 0.0) + float(term.detach())
+            self.now.sums["steps"] = self.now.sums.get("steps", 0) + 1
         method.after_step(batch)
 
     def evaluate(self, task: Task) -> None:
         """One more row of the accuracy matrix."""
-        self.set_stage("evaluate")
+        self.now.begin_stage("evaluate")
         asked = sum(len(self.method.evaluated(earlier)) for earlier in self.stream[: task.index + 1])
         if cost := self.method.prediction_cost(asked):
             self.log({"event": "cost", "task": task.index + 1, "prediction": cost})
@@ -224,14 +215,14 @@ class Trainer:
     def note(self) -> None:
         """Let the studies see the epoch's tables. Again on resume, to the same end."""
         for name, study in self.studies.items():
-            found = study.before_epoch and study.before_epoch(self.method, self.stream[self.at.task])
+            found = study.before_epoch and study.before_epoch(self.method, self.stream[self.now.task])
             if found:
-                self.at.noted[name] = found
+                self.now.noted[name] = found
 
     def observe(self, task: Task, scores: list[float]) -> None:
         """Let the studies look at what the task has left. What they spend is not counted as the method's."""
         self.tick()
-        seen = Seen(self.method, task, scores, self.config.measure.map_foreign_types_to_O, self.at.noted)
+        seen = Seen(self.method, task, scores, self.config.measure.map_foreign_types_to_O, self.now.noted)
         for name, study in self.studies.items():
             self.show((task.index + 1) / len(self.stream), f"task {task.index + 1}/{len(self.stream)} {name}")
             self.results.studies.setdefault(name, []).append(study.observe(seen))
@@ -254,7 +245,7 @@ class Trainer:
     def converged(self, stage: Stage) -> bool:
         """Early stopping on the network's validation loss; off unless `train.early_stop` is set, and in a stage that
         trains nothing of the network."""
-        valid = self.stream[self.at.task].valid
+        valid = self.stream[self.now.task].valid
         if not self.config.train.early_stop or not len(valid):
             return False
         trained = {p for p in stage.module().parameters() if p.requires_grad}
@@ -264,102 +255,64 @@ class Trainer:
             loss = self.method.validation_loss(valid)
         if loss is None:
             return False
-        better = self.at.best is None or loss < self.at.best
-        self.at.best, self.at.stale = (loss, 0) if better else (self.at.best, self.at.stale + 1)
-        return self.at.stale >= self.config.train.early_stop
+        better = self.now.best is None or loss < self.now.best
+        self.now.best, self.now.stale = (loss, 0) if better else (self.now.best, self.now.stale + 1)
+        return self.now.stale >= self.config.train.early_stop
 
     # -- the optimiser
 
-    def make_optimiser(self, stage: Stage, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def begin_optimiser(self, stage: Stage, groups: dict[str, list[nn.Parameter]]) -> torch.optim.Optimizer:
         """A new one, with the state it had in the checkpoint, or (reset_optimiser off) in the stage before."""
-        train = self.config.train
-        lr = stage.lr if stage.lr is not None else train.lr
-        head_lr = stage.head_lr if stage.lr is not None or stage.head_lr is not None else train.head_lr
-        head_lr = lr if head_lr is None else head_lr
-        names = {id(p): name for name, p in self.method.named_parameters()}
-        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-        for p in parameters:
-            if p.requires_grad:
-                rate = head_lr if ".head." in f".{names.get(id(p), '')}" else lr
-                decay = train.weight_decay if p.ndim > 1 else 0.0
-                groups.setdefault((rate, decay), []).append(p)
-        if not groups:
-            raise TrainingError(f"stage '{stage.name}' of {type(self.method).__name__} has no trainable parameter")
-        kind = stage.optimiser or train.optimiser
-        momentum = train.momentum if stage.momentum is None else stage.momentum
-        # fused: one kernel instead of a Python loop over parameters
-        options = [{"params": ps, "lr": r, "base_lr": r, "weight_decay": d} for (r, d), ps in groups.items()]
-        optimiser: torch.optim.Optimizer
-        if kind == "sgd":
-            optimiser = torch.optim.SGD(options, lr=lr, momentum=momentum, fused=True)
-        else:
-            optimiser = torch.optim.AdamW(options, lr=lr, fused=True)
-        for p in parameters:
-            slots = self.saved_optimiser_slots(names.get(id(p), ""))
-            if slots:
-                optimiser.state[p] = {slot: value.to(p.device) for slot, value in slots.items()}
-            elif not train.reset_optimiser and type(self.optimiser) is type(optimiser) and p in self.optimiser.state:
-                optimiser.state[p] = self.optimiser.state[p]
-            elif kind == "sgd" and momentum and p.requires_grad:
-                # what the first step would make; fused SGD cannot take some parameters with and some without
-                optimiser.state[p] = {"momentum_buffer": torch.zeros_like(p)}
+        optimiser, before = make_optimiser(stage, groups, self.config.train), self.optimiser
+        if before is not None and not self.config.train.reset_optimiser and type(before) is type(optimiser):
+            optimiser.state.update({p: before.state[p] for ps in groups.values() for p in ps if p in before.state})
+        restore_state(optimiser, self.names(), self.saved_optimiser)
         return optimiser
 
-    def set_learning_rate(self, stage: Stage, epochs: float) -> None:
-        """For the step after so many epochs (a fraction too)."""
-        if stage.schedule:
-            factor = stage.schedule(epochs)
-        else:
-            progress = epochs / stage.epochs
-            factor = {
-                "constant": 1.0,
-                "linear": 1.0 - progress,
-                "cosine": 0.5 * (1.0 + float(torch.cos(torch.tensor(torch.pi * progress)))),
-            }[self.config.train.schedule]
-        self.method.now.lr = (self.config.train.lr if stage.lr is None else stage.lr) * factor
-        for group in self.optimiser.param_groups if self.optimiser else ():
-            group["lr"] = group["base_lr"] * factor
+    def set_learning_rate(self, stage: Stage) -> None:
+        train, now = self.config.train, self.now
+        factor = learning_rate_factor(stage, train, now.epoch + now.step / now.steps)
+        now.lr = (train.lr if stage.lr is None else stage.lr) * factor
+        if self.optimiser:
+            set_learning_rate(self.optimiser, factor)
+
+    def names(self) -> dict[Tensor, str]:
+        return {p: name for name, p in self.method.named_parameters()}
 
     # -- where we are
 
     def enter(self, task: Task) -> None:
-        self.set_task(task)
+        """The start of a task, or (on resume) the place in it where the run was cut."""
+        if self.now.task != task.index or self.now.phase in ("begin", "end"):
+            self.now.begin(task)
+        self.now.show_task(task)
         self.open()
         if self.method.licence == "past" and "joint training" not in self.stream.licences:
             self.stream.licences.append("joint training")
             self.log({"event": "licence", "reason": "joint training: all earlier training data may be read"})
-        self.set_stage("before task")
 
     def open(self) -> None:
         """The task's training examples and what is in memory now may be read."""
-        task = self.stream[self.method.now.task]
+        task = self.stream[self.now.task]
         self.stream.begin(task, self.method.remembered(), past=self.method.licence == "past")
 
-    def set_task(self, task: Task) -> None:
-        now = self.method.now
-        now.task, now.known, now.seen = task.index, task.classes.start, task.classes.stop
-
-    def set_stage(self, name: str) -> None:
-        now = self.method.now
-        now.stage, now.epoch, now.step = name, 0, 0
-
     def show_progress(self, stage: Stage, stages: int) -> None:
-        at, tasks = self.at, len(self.stream)
-        share_of_stage = (at.epoch + at.step / self.method.now.steps) / stage.epochs
-        text = f"task {at.task + 1}/{tasks} {stage.name} epoch {at.epoch + 1}/{stage.epochs}"
-        self.show((at.task + (at.stage + share_of_stage) / stages) / tasks, text)
+        now, tasks = self.now, len(self.stream)
+        share_of_stage = (now.epoch + now.step / now.steps) / stage.epochs
+        text = f"task {now.task + 1}/{tasks} {stage.name} epoch {now.epoch + 1}/{stage.epochs}"
+        self.show((now.task + (now.stages_done + share_of_stage) / stages) / tasks, text)
 
     def log_epoch(self, stage: Stage) -> None:
-        sums = dict(self.at.sums)
+        sums = dict(self.now.sums)
         steps = sums.pop("steps", 0)
         terms = {name: value / steps for name, value in sums.items()} if steps else {}
-        event = {"event": "epoch", "task": self.at.task + 1, "stage": stage.name, "epoch": self.at.epoch}
+        event = {"event": "epoch", "task": self.now.task + 1, "stage": stage.name, "epoch": self.now.epoch}
         self.log({**event, "loss": sum(terms.values()) if terms else None, "terms": terms})
 
     def check_finite(self, total: Tensor, terms: dict[str, Tensor]) -> None:
         if bool(torch.isfinite(total)):
             return
-        now = self.method.now
+        now = self.now
         guilty = [name for name, term in terms.items() if not bool(torch.isfinite(term))] or list(terms)
         raise TrainingError(
             f"the loss is not finite: term '{guilty[0]}' is {terms[guilty[0]].item()} in task {now.task + 1}, stage "
@@ -393,53 +346,29 @@ class Trainer:
         """Everything that the rest of the run depends on."""
         tensors, plain = split_state(self.method.state_dict())
         tensors = {f"method.{name}": value for name, value in tensors.items()}
-        names: dict[Tensor, str] = {p: name for name, p in self.method.named_parameters()}
-        for p, slots in self.optimiser.state.items() if self.optimiser and not self.optimiser_is_over() else ():
-            for slot, value in slots.items():
-                if value is not None:
-                    tensors[f"optimiser.{names[p]}|{slot}"] = torch.as_tensor(value)
-        # restored, and not yet taken over by a stage
-        tensors.update({f"optimiser.{name}": value for name, value in self.saved_optimiser.items()})
-        at, results = dataclasses.asdict(self.at), dataclasses.asdict(self.results)
-        return tensors, {"at": at, "results": results, "method": plain, "licences": self.stream.licences}
+        optimiser = self.saved_optimiser  # restored, and not yet taken over by a stage
+        if self.optimiser and not self.optimiser_is_over():
+            optimiser = state_of(self.optimiser, self.names()) | optimiser
+        tensors |= {f"optimiser.{name}": value for name, value in optimiser.items()}
+        results = dataclasses.asdict(self.results)
+        return tensors, {"at": self.now.state(), "results": results, "method": plain, "licences": self.stream.licences}
 
     def optimiser_is_over(self) -> bool:
-        return self.config.train.reset_optimiser and not self.at.prepared
+        return self.config.train.reset_optimiser and not self.now.prepared
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Make the shapes again (grow, structure, shrink), then fill in the saved values."""
         try:
-            self.at, self.results = At(**state["at"]), Results(**state["results"])
+            self.now.restore(state["at"])
+            self.results = Results(**state["results"])
             self.stream.licences = list(state["licences"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"the checkpoint is not one of this version of bace: {error}") from error
-        for task in self.stream[: self.at.task + 1]:
-            current = task.index == self.at.task
-            if current and self.at.phase == "begin":
-                break
-            self.set_task(task)
-            self.method.grow(task)
-            stages = self.method.stages(task)
-            begun = self.at.stage + int(self.at.prepared) if current and self.at.phase == "train" else len(stages)
-            for stage in stages[:begun]:
-                if stage.structure:
-                    stage.structure()
-            if not current or self.at.phase == "evaluate":
-                self.method.shrink(task)
-        values = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
-        try:
-            self.method.load_state_dict({**values, **state["method"]})
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"the checkpoint does not fit this method and backbone: {str(error).splitlines()[-1].strip():.200}"
-            ) from error
+        self.method.rebuild(self.stream[: self.now.task + 1])
+        fill(self.method, tensors, state["method"])
         slots = {name: t for name, t in tensors.items() if name.startswith("optimiser.")}
         self.saved_optimiser = {name.removeprefix("optimiser."): t for name, t in slots.items()}
         self.clock = spent()
-
-    def saved_optimiser_slots(self, parameter: str) -> dict[str, Tensor]:
-        prefix = f"{parameter}|"
-        return {n.removeprefix(prefix): t for n, t in self.saved_optimiser.items() if n.startswith(prefix)}
 
 
 def spent() -> tuple[float, float]:

@@ -22,7 +22,7 @@ from bace.models.model import Model
 from bace.runner import assemble
 from bace.settings import config_from
 from bace.stream import Batch, Stream
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 Array = NDArray[np.float64]
 
@@ -50,7 +50,6 @@ def learned_before(tiny: Any, modality: str, method: dict[str, Any], task: int, 
     learned, stream, config = make(tiny, modality, method, **changes)
     trainer = Trainer(learned, stream, config)
     for earlier in range(task):
-        trainer.at = At(task=earlier)
         trainer.learn(stream[earlier])
     return trainer
 
@@ -88,7 +87,7 @@ def enter(trainer: Trainer, task: int) -> None:
 
 def stand_at(trainer: Trainer, stage: Stage) -> None:
     """The first step of a stage."""
-    trainer.set_stage(stage.name)
+    trainer.now.begin_stage(stage.name)
     for make_ready in (stage.structure, stage.prepare):
         if make_ready:
             make_ready()
@@ -103,15 +102,19 @@ def at_stage(
     """A method that has learned the tasks before `task` and its stages before `name`, at the first step of that."""
     trainer = learned_before(tiny, modality, method, task, **changes)
     enter(trainer, task)
-    trainer.at = At(task=task, phase="train")
-    stages = trainer.method.stages(trainer.stream[task])
-    while stages[trainer.at.stage].name != name:
-        trainer.train(stages[trainer.at.stage], len(stages))
-        trainer.at = At(task=task, phase="train", stage=trainer.at.stage + 1)
-    stage = stages[trainer.at.stage]
+    trainer.now.phase, stages = "train", trainer.method.stages(trainer.stream[task])
+    while stages[trainer.now.stages_done].name != name:
+        trainer.train(stages[trainer.now.stages_done], len(stages))
+        next_stage(trainer)
+    stage = stages[trainer.now.stages_done]
     stand_at(trainer, stage)
-    trainer.at.prepared = True
+    trainer.now.prepared = True
     return trainer.method, trainer, stage
+
+
+def next_stage(trainer: Trainer) -> None:
+    trainer.now.stages_done += 1
+    trainer.now.begin_stage("")
 
 
 def changed_in_stages(trainer: Trainer) -> dict[tuple[int, str], set[str]]:
@@ -126,7 +129,6 @@ def changed_in_stages(trainer: Trainer) -> dict[tuple[int, str], set[str]]:
 
     trainer.train = noted  # type: ignore[method-assign]
     for task in trainer.stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
     return found
 

@@ -32,10 +32,10 @@ from steps import (
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Now
 from bace.methods.bace import BaCE
 from bace.models.encoders import load_encoder
 from bace.models.model import Model
+from bace.position import Position
 from bace.stream import Batch
 from bace.trainer import Trainer
 
@@ -200,7 +200,7 @@ NEAREST = ([[1, 4], [0, 2], [1, 0], [2, 1], [0, 1]], [[1, 2], [1, 2], [2, 3], [4
 
 def found(effect_new: str, features: Tensor = POINTS, epoch: int = 0, **changes: Any) -> tuple[Tensor, Tensor]:
     method: Any = BaCE(effect_new=effect_new, **{"K": 2, **changes})  # type: ignore[arg-type]
-    method.now = Now(seed=0, task=1, stage="main", epoch=epoch)
+    method.now = Position(seed=0, task=1, stage="main", epoch=epoch)
     labels = LABELS if features is POINTS else torch.arange(len(features)) % 3
     result: tuple[Tensor, Tensor] = method.find_neighbours(features, labels)
     return result

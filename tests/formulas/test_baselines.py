@@ -23,7 +23,7 @@ from steps import (
 import bace
 from bace.models.encoders import load_encoder
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 
 def trained_examples(tiny: Any, method: str | dict[str, Any], **changes: Any) -> tuple[dict[Any, list[list[int]]], Any]:
@@ -137,7 +137,7 @@ def test_mtl_starts_every_task_from_the_pre_trained_weights(tiny: Any) -> None:
         begin(trainer, task.index)
         assert_equal_bits(weights(method.model.encoder), checkpoint)
         assert method.model.head.classes == task.classes.stop
-        trainer.at = At(task=task.index, phase="train")
+        trainer.now.phase = "train"
         trainer.learn(task)
         assert not torch.equal(method.model.encoder.norm.weight, checkpoint["norm.weight"])
 

@@ -28,7 +28,7 @@ import bace
 from bace.errors import ConfigError
 from bace.methods.beef import BEEF
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 UNEQUAL = {"benchmark.tasks": [2, 1, 2]}
 
@@ -315,7 +315,7 @@ def test_the_model_is_folded_when_the_task_is_over(tiny: Any) -> None:
     head = method.model.head
     expected = (1 + head.scale).repeat_interleave(torch.tensor([2, 1]))[:, None]
     expected = expected * head.backward_prototypes.weight.repeat_interleave(torch.tensor([2, 1]), 0)
-    trainer.at = At(task=2, phase="finish")
+    trainer.now.phase = "finish"
     trainer.learn(method.stream[2])
     torch.testing.assert_close(head.columns[1].data, expected.data)
     assert not any(p.any() for p in (head.scale, head.shift, *head.backward_prototypes.parameters()))

@@ -33,7 +33,7 @@ from bace.methods.er import ER
 from bace.runner import assemble
 from bace.settings import config_from
 from bace.stream import Batch, Task
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 TASKS = {"benchmark.tasks": [2, 1, 2]}
 ALL_WORDS = {"train.replay_o": "label"}  # O among the classes that are replayed, as in the formulas here
@@ -173,7 +173,7 @@ class Watched:
 
         class Watching(Trainer):
             def train(self, stage: Any, stages: int) -> None:
-                task, method = self.at.task, watched.method
+                task, method = self.now.task, watched.method
                 before = {k: v.clone() for k, v in method.state_dict().items()}
                 with recorded_passes() as passes:
                     super().train(stage, stages)
@@ -187,7 +187,6 @@ class Watched:
 
         trainer = Watching(learned, self.stream, config)
         for task in self.stream:
-            trainer.at = At(task=task.index)
             trainer.learn(task)
             self.sizes.append((len(self.method.memory), len(self.method.held)))
         self.trainer = trainer

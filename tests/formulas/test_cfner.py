@@ -28,7 +28,7 @@ from steps import (
 from bace.errors import ConfigError
 from bace.methods.cfner import CFNER
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 OFF = {"dce": False, "odce": False, "adaptive": False, "head": "trained"}
 
@@ -278,7 +278,6 @@ def test_old_rows_and_os_stay_while_new_ones_start_from_data(tiny: Any) -> None:
         type(method).before_epoch(method, stage)
 
     method.before_epoch = before_epoch  # type: ignore[method-assign]
-    trainer.at = At(task=1)
     trainer.learn(stream[1])
     assert torch.equal(method.model.head.blocks[0], old)
     assert not torch.equal(method.model.head.blocks[1], starts[0])

@@ -174,7 +174,6 @@ def test_new_head_rows_are_the_same_in_all_three_networks(tiny: Any, head: str, 
     method, stream, config = make(tiny, "image", clser(), **changes)
     trainer = Trainer(method, stream, config)
     trainer.learn(stream[0])
-    trainer.at.task, trainer.at.phase, trainer.at.stage = 1, "begin", 0
     seen: list[Any] = []
 
     def stages(task: Any) -> list[Any]:

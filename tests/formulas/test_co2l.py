@@ -14,8 +14,9 @@ from torch import Tensor
 from bace.errors import ConfigError
 from bace.losses import relation_distillation, supervised_contrast
 from bace.methods.co2l import Co2L
+from bace.optimiser import make_optimiser, stage_groups
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 3])
 
@@ -242,7 +243,6 @@ def after_stages(tiny: Any, modality: str, **options: Any) -> tuple[Any, dict[st
     method, stream, config = make(tiny, modality, {"name": "co2l", **options})
     trainer = Watching(method, stream, config)
     for task in stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
     return method, found
 
@@ -268,7 +268,6 @@ def test_the_teacher_is_encoder_and_projector_of_the_task_before(tiny: Any) -> N
     trainer = Trainer(method, stream, config)
     trainer.learn(stream[0])
     encoder, projector = weights(method.model.encoder), weights(method.projector)
-    trainer.at = At(task=1)
     trainer.learn(stream[1])
     assert_equal_bits(weights(method.teacher.encoder), encoder)  # type: ignore[union-attr]
     assert_equal_bits(weights(method.old_projector), projector)
@@ -281,12 +280,8 @@ def test_the_projector_learns_at_the_rate_of_new_layers(tiny: Any) -> None:
     trainer = Trainer(method, stream, config)
     enter(trainer, 0)
     stage = method.stages(stream[0])[0]
-    assert stage.parameters is not None
-    rates = {
-        p: group["lr"]
-        for group in trainer.make_optimiser(stage, list(stage.parameters())).param_groups
-        for p in group["params"]
-    }
+    made = make_optimiser(stage, stage_groups(stage), config.train)
+    rates = {p: group["lr"] for group in made.param_groups for p in group["params"]}
     assert {rates[p] for p in method.projector.parameters()} == {0.5}
     assert {rates[p] for p in method.model.encoder.parameters()} == {0.01}
 

@@ -18,6 +18,7 @@ from steps import (
     cross_entropy,
     logits_of,
     make,
+    next_stage,
     recorded_passes,
     softmax,
     some_of_all,
@@ -29,7 +30,7 @@ from bace.errors import ConfigError
 from bace.methods.dde import DDE
 from bace.models.model import Output
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 
 def unit(x: Array) -> Array:
@@ -171,7 +172,6 @@ def test_momentum_feature_adds_each_batchs_mean_to_what_is_left_and_starts_anew_
     trainer = Trainer(method, stream, config)
     found = []
     for task in stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
         found.append(array(method.e))
     assert (found[0] == 0).all()  # the first task is plain
@@ -251,7 +251,7 @@ def at_removal(tiny: Any) -> tuple[Any, Any, Trainer]:
     method.removal.a1.data.fill_(0.2)  # as if from the task before
     main, removal = method.stages(stream[1])
     trainer.train(main, 2)
-    trainer.at = At(task=1, phase="train", stage=1)
+    next_stage(trainer)
     return method, removal, trainer
 
 

@@ -25,7 +25,7 @@ import bace.fisher
 from bace.errors import ConfigError
 from bace.methods.ewc import EWC
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 LINEAR = {"head.kind": "linear"}
 pytestmark = pytest.mark.filterwarnings("ignore:EWC")  # the tiny streams learn with a high rate
@@ -36,7 +36,6 @@ def learned(tiny: Any, modality: str, tasks: int = 1, method: dict[str, Any] | N
     made, stream, config = make(tiny, modality, {"name": "ewc", **(method or {})}, **{**LINEAR, **changes})
     trainer = Trainer(made, stream, config)
     for task in range(tasks):
-        trainer.at = At(task=task)
         trainer.learn(stream[task])
     return made
 
@@ -158,7 +157,6 @@ def test_fisher_of_tasks_is_averaged_and_has_the_span_of_the_cross_entropy(tiny:
     trainer = Trainer(method, stream, config)
     merged: dict[str, Array] = {}
     for t, task in enumerate(stream):
-        trainer.at = At(task=t)
         trainer.learn(task)
         new = closed_form(method, stream.batch(task.train), task.classes.start if span == "new" else 0)
         merged = {name: (values + t * merged.get(name, 0.0)) / (t + 1) for name, values in new.items()}

@@ -15,7 +15,7 @@ from bace.methods.gdumb import cutmix, warm_restarts
 from bace.models.encoders import load_encoder
 from bace.randomness import generator
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 
 def gdumb(**changes: Any) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def started(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) ->
     trainer = Trainer(learned, stream, config)
     trainer.enter(stream[0])
     learned.grow(stream[0])
-    trainer.set_stage("memory")
+    trainer.now.begin_stage("memory")
     learned.remember(stream[0])
     learned.model.train()
     return learned
@@ -48,7 +48,6 @@ def test_after_every_task_the_counts_differ_by_at_most_one_and_the_memory_is_ful
     method, stream, config = make(tiny, modality, gdumb(passes=1), **changes)
     trainer = Trainer(method, stream, config)
     for groups, task in zip((2, 3, 5), stream, strict=True):
-        trainer.at = At(task=task.index)
         trainer.learn(task)
         counts = Counter(method.memory.group.tolist())
         assert len(counts) == groups
@@ -129,7 +128,6 @@ def test_nothing_but_the_memory_matters(tiny: Any, history: str) -> None:
         method, stream, config = make(tiny, "image", gdumb())
         trainer = Trainer(method, stream, config)
         trainer.learn(stream[0])
-        trainer.at = At(task=1)
         remember = method.remember
         if change == "other weights":
             for p in method.model.parameters():

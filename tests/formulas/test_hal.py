@@ -26,7 +26,7 @@ import bace
 from bace.errors import ConfigError
 from bace.methods import ER, HAL
 from bace.stream import NO_IDS, Batch, Stream
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 
 def hal(**changes: Any) -> dict[str, Any]:
@@ -139,12 +139,11 @@ def at_end(tiny: Any, modality: str = "image", task: int = 1, **options: Any) ->
     method, stream, config = make(tiny, modality, hal(**options), **{"benchmark.tasks": [2, 2, 1]})
     trainer = Trainer(method, stream, config)
     for index in range(task + 1):
-        trainer.at = At(task=index)
         if index == task:
             method.after_task = lambda task: None  # type: ignore[method-assign]
         trainer.learn(stream[index])
     del method.after_task
-    trainer.set_stage("after task")
+    trainer.now.begin_stage("after task")
     return method
 
 
@@ -255,7 +254,6 @@ def test_there_is_one_anchor_for_each_class_seen(tiny: Any, modality: str) -> No
     trainer = Trainer(method, stream, config)
     made: list[Tensor] = []
     for task in stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
         found: Any = method
         assert len(found.anchors) == task.classes.stop

@@ -20,7 +20,7 @@ from bace.models.encoders import load_encoder
 from bace.models.gates import Gates, TaskNorm
 from bace.models.heads import LinearHead
 from bace.models.model import Model
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 SMALL = {"name": "hat", "latent": 6, "gate_steps": 0}  # gates stay about half open in so few steps
 
@@ -121,7 +121,6 @@ def test_the_slope_rises_over_the_stage_or_within_every_epoch(tiny: Any, anneal:
     )
     trainer = Trainer(method, stream, config)
     for task in stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
     n, times = (6, 1) if anneal == "stage" else (3, 2)
     once = [0.01 + 99.99 * i / n for i in range(n)] * times
@@ -274,7 +273,6 @@ def test_weights_in_use_and_outputs_of_old_tasks_keep_every_bit(tiny: Any, modal
         batch = stream.batch(everything)
     before: list[tuple[dict[str, Tensor], list[Any]]] = []
     for task in stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
         for earlier, (old, outs) in enumerate(before):
             now = method.passes(batch)
@@ -327,7 +325,6 @@ def test_gates_norms_and_heads_of_old_tasks_and_the_backbone_keep_every_bit(tiny
     trainer = Trainer(method, stream, config)
     trainer.learn(stream[0])
     before = weights(method.model)
-    trainer.at = At(task=1)
     trainer.learn(stream[1])
     after = weights(method.model)
     shared = [name for name in before if ".adapter." in name and name.endswith(("weight", "bias", "used"))]
@@ -346,7 +343,6 @@ def test_the_accumulated_mask_is_binary_and_only_grows(tiny: Any) -> None:
     trainer = Trainer(method, stream, config)
     expected = [torch.zeros_like(gate.used) for gate in method.gates.all()]
     for task in stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
         for mask, gate in zip(expected, method.gates.all(), strict=True):
             mask[gate.embeddings[task.index] > 0] = 1

@@ -15,7 +15,7 @@ from bace.models.model import Output
 from bace.runner import assemble
 from bace.settings import config_from
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 
 def sigmoid(z: Array) -> Array:
@@ -154,7 +154,6 @@ def test_the_prediction_is_the_brute_force_nearest_mean_of_all_classes_by_the_ne
     trainer = Trainer(method, stream, config)
     before = None
     for task in stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
         means = class_means(method, mirror=mirror)
         np.testing.assert_allclose(array(method.means), means, atol=1e-12)

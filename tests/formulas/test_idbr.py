@@ -19,7 +19,7 @@ from bace.errors import ConfigError
 from bace.methods.idbr import IDBR, Halves, central, halve
 from bace.randomness import generator
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 CLS, SEP = 2, 3
 
@@ -248,7 +248,6 @@ def test_features_are_held_at_those_before_the_task_under_the_network_of_then(ti
         after(stage)
 
     method.after_epoch = after_epoch  # type: ignore[method-assign]
-    trainer.at = At(task=1)
     trainer.learn(stream[1])
     assert len(method.before) == 0  # in no later checkpoint
     assert torch.equal(seen[0], seen[-1])

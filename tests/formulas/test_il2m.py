@@ -16,7 +16,7 @@ from bace.models.model import Output
 from bace.runner import assemble
 from bace.settings import config_from
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 
 class Fixed(nn.Module):
@@ -143,7 +143,6 @@ def test_statistics_of_a_class_are_frozen_when_it_was_new_and_refreshed_on_its_e
     initial, confidence = np.zeros((2, 0)), np.zeros((2, 0))
     sizes = []
     for task in stream:
-        trainer.at = At(task=task.index)
         exemplars = method.memory.examples.clone()  # as they are trained on: not yet cut to the new quota
         trainer.learn(task)
         scores, targets = scores_one_by_one(method, task.train)

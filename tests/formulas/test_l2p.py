@@ -13,7 +13,7 @@ from torch import Tensor
 from bace.errors import ConfigError
 from bace.methods.l2p import L2P
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 OPTIONS = {"name": "l2p", "recipe": "cifar100", "pool": 6, "length": 3, "top": 2}
 
@@ -202,7 +202,6 @@ def test_training_changes_prompts_keys_and_head_and_nothing_else(tiny: Any, moda
     trainer = Trainer(method, stream, config)
     trainer.learn(stream[0])
     first = weights(method.model.head)
-    trainer.at = At(task=1)
     trainer.learn(stream[1])
     after = weights(method.model)
     changed = {name for name in before if not torch.equal(after[name], before[name])}
@@ -239,7 +238,6 @@ def test_under_a_prompt_mask_each_task_trains_its_own_prompts_from_copies_of_the
     trainer = Trainer(method, stream, config)
     prompts = [method.model.pool.prompts.detach().clone()]
     for task in stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
         prompts.append(method.model.pool.prompts.detach().clone())
     moved = [(new != old).flatten(1).any(1).tolist() for old, new in itertools.pairwise(prompts)]
@@ -273,7 +271,6 @@ def test_in_the_recipe_for_cifar100_a_task_changes_the_prompts_of_the_task_befor
     trainer, moved = Trainer(method, stream, config), []
     for task in stream:
         before = method.model.pool.prompts.detach().clone()
-        trainer.at = At(task=task.index)
         trainer.learn(task)
         moved.append((method.model.pool.prompts.detach() != before).flatten(1).any(1))
     assert int(moved[0].sum()) >= 4

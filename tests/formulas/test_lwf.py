@@ -23,7 +23,7 @@ from steps import (
 
 from bace.errors import ConfigError
 from bace.methods.lwf import LwF
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 
 def soft_targets(student: Array, teacher: Array, tau: float) -> float:
@@ -142,7 +142,6 @@ def test_teacher_is_the_network_of_the_task_before_and_stays_so(tiny: Any) -> No
     trainer.learn(stream[0])
     assert method.teacher is None
     last = weights(method.model)
-    trainer.at = At(task=1)
     trainer.learn(stream[1])
     assert_equal_bits(weights(method.teacher), last)  # with the old classes' rows only
     assert not torch.equal(method.model.encoder.norm.weight, last["encoder.norm.weight"])

@@ -27,7 +27,7 @@ from bace.errors import ConfigError
 from bace.methods.mbpa import MBPA
 from bace.models.encoders import load_encoder
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 FAST = {"name": "mbpa", "K": 3, "steps": 4, "lr_local": 0.02}
 
@@ -38,7 +38,6 @@ def learned(tiny: Any, modality: str, tasks: int = 2, **changes: Any) -> Any:
     method, stream, config = make(tiny, modality, {**FAST, **options}, **changes)
     trainer = Trainer(method, stream, config)
     for task in stream[:tasks]:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
     stream._open[:] = True
     return method
@@ -81,7 +80,6 @@ def test_a_key_never_changes_once_it_is_written(tiny: Any) -> None:
     written: dict[int, Tensor] = {}
     start = weights(method.key_model)
     for task in stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
         found = dict(zip(method.memory.examples.tolist(), method.memory.get_buffer("keys"), strict=True))
         assert not any(key.isnan().any() for key in found.values())

@@ -15,7 +15,7 @@ from bace.errors import ConfigError
 from bace.methods import find_method
 from bace.methods.mbpapp import MBPApp
 from bace.methods.sparseer import SparseER
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 FAST = {"K": 3, "steps": 4, "lr_local": 0.02}
 MODALITIES = ["image", "text", "token"]
@@ -63,7 +63,6 @@ def test_keys_stay_as_written_and_the_memory_within_its_budget(tiny: Any) -> Non
     trainer = Trainer(method, stream, config)
     written: dict[int, Tensor] = {}
     for task in stream:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
         assert 0 < len(method.memory) <= 10
         found = dict(zip(method.memory.examples.tolist(), method.memory.get_buffer("keys"), strict=True))

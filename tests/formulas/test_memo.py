@@ -25,7 +25,7 @@ import bace
 from bace.errors import ConfigError
 from bace.methods.memo import MEMO
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 
 def memo(**changes: Any) -> dict[str, Any]:
@@ -46,7 +46,6 @@ def learned(tiny: Any, tasks: int, options: dict[str, Any], **changes: Any) -> t
     method, stream, config = make(tiny, "image", options, **{"benchmark.tasks": [2, 1, 2], **changes})
     trainer = Trainer(method, stream, config)
     for task in range(tasks):
-        trainer.at = At(task=task)
         trainer.learn(stream[task])
     return method, trainer
 
@@ -149,7 +148,6 @@ def test_old_tips_never_change_and_the_trunk_only_if_asked(tiny: Any, trunk: boo
     old = [weights(tip) for tip in model.tips]
     shared = weights(torch.nn.ModuleList([model.encoder.embeddings, *model.encoder.blocks[:-1]]))
     rows = [block.detach().clone() for block in model.head.blocks]
-    trainer.at = At(task=2)
     trainer.learn(method.stream[2])
     for before, tip in zip(old, model.tips, strict=False):
         assert_equal_bits(before, weights(tip))

@@ -25,7 +25,7 @@ from bace.errors import ConfigError
 from bace.gaussians import class_gaussians, mahalanobis, shrunk_factor
 from bace.methods.more import MORE
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 SMALL = {"name": "more", "latent": 6, "back_epochs": 2, "gate_steps": 0}
 
@@ -41,7 +41,6 @@ def learned(tiny: Any, tasks: int = 3, modality: str = "image", **options: Any) 
     method, stream, config = make(tiny, modality, {**SMALL, **options}, **{"benchmark.tasks": [2, 1, 2]})
     trainer = Trainer(method, stream, config)
     for task in stream[:tasks]:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
     return method
 
@@ -109,7 +108,6 @@ def test_half_of_each_step_is_replayed(tiny: Any) -> None:
     method.loss = noted  # type: ignore[method-assign]
     trainer = Trainer(method, stream, config)
     for task in stream[:2]:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
     assert sizes == [8, 8, 4, 8, 8, 6]
 

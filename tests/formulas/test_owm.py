@@ -17,7 +17,7 @@ from bace.methods.seq import SEQ
 from bace.models.adapters import Adapter
 from bace.models.model import Model
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 
 def inputs(count: int, width: int = 6, seed: int = 0) -> Array:  # (width, count)
@@ -176,7 +176,6 @@ def test_what_layers_make_of_a_finished_tasks_inputs_stays(
         assert np.linalg.norm(P @ R, 2) < 1e-4
         assert len(R) - R.shape[1] - 1e-3 < np.trace(P) < len(R) - 0.9
     before = [array(layer.weight) for layer in method.layers]
-    trainer.at = At(task=1)
     trainer.learn(stream[1])
     for layer, old, R in zip(method.layers, before, stored, strict=True):
         change = array(layer.weight)[: len(old)] - old

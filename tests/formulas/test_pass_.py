@@ -196,7 +196,7 @@ def test_on_one_task_of_pictures_it_is_fine_tuning_on_four_labels_a_class(tiny: 
 
         def stages(self, task: Any) -> Any:
             rate = self.training_settings.lr
-            return [self.stage(task, optimiser="adamw", lr=rate / 10, head_lr=rate / 10 * 10)]
+            return [self.stage(task, optimiser="adamw", lr=rate / 10, rates={"head": rate / 10 * 10})]
 
         def loss(self, batch: Batch) -> Tensor:
             pixels, labels = turned(batch)

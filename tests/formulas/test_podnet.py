@@ -15,6 +15,7 @@ from steps import (
     at_task,
     learned_before,
     make,
+    next_stage,
     recorded_passes,
     softmax,
     some_of_all,
@@ -28,7 +29,7 @@ from bace.losses import nca, pooled_distance
 from bace.methods.podnet import PODNet
 from bace.models.encoders import ImageEncoder, load_encoder
 from bace.models.heads import CosineHead, ProxyHead, kmeans
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -352,7 +353,6 @@ def test_old_proxies_stay_in_the_main_stage_and_move_when_the_classifier_is_tune
     method, stream, config = make(tiny, "image", {"name": "podnet"})
     trainer = Trainer(method, stream, config)
     trainer.learn(stream[0])
-    trainer.at = At(task=1)
     trainer.enter(stream[1])
     method.grow(stream[1])
     main, tune = method.stages(stream[1])
@@ -363,7 +363,7 @@ def test_old_proxies_stay_in_the_main_stage_and_move_when_the_classifier_is_tune
     assert torch.equal(between["head.blocks.0"], before["head.blocks.0"])
     assert not torch.equal(between["head.blocks.1"], before["head.blocks.1"])
     assert not torch.equal(between["head.sigma"], before["head.sigma"])
-    trainer.at = At(task=1, phase="train", stage=1)
+    next_stage(trainer)
     loss = tune.loss
     tune.loss = lambda batch: (seen.append(batch.examples.tolist()), loss(batch))[1]
     trainer.train(tune, 2)

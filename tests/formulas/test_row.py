@@ -13,7 +13,7 @@ import bace
 from bace.errors import ConfigError
 from bace.methods.row import ROW
 from bace.stream import Batch
-from bace.trainer import At, Trainer
+from bace.trainer import Trainer
 
 SMALL = {"name": "row", "latent": 6, "wp_epochs": 2, "tp_epochs": 2, "head_batch": 4, "gate_steps": 0}
 TASKS = {"benchmark.tasks": [2, 1, 2]}
@@ -25,7 +25,6 @@ def learned(tiny: Any, tasks: int = 3, modality: str = "image", **options: Any) 
     method, stream, config = make(tiny, modality, {**SMALL, **options}, **TASKS)
     trainer = Trainer(method, stream, config)
     for task in stream[:tasks]:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
     return method
 
@@ -127,7 +126,6 @@ def test_task_heads_start_as_copies_and_then_go_on(tiny: Any) -> None:
     method, stream, config = make(tiny, "image", SMALL, **TASKS)
     trainer = Trainer(method, stream, config)
     for task in stream[:2]:
-        trainer.at = At(task=task.index)
         trainer.learn(task)
     found = [p.detach().clone() for t in (0, 1) for p in method.tp.of(t)]
     assert not torch.equal(found[0], method.head.blocks[0])

@@ -12,9 +12,9 @@ from steps import Array, array, make, weights
 from torch import Tensor
 
 from bace.errors import ConfigError
-from bace.method import Now
 from bace.methods.slda import SLDA
 from bace.models.model import Output
+from bace.position import Position
 from bace.trainer import Trainer
 
 WIDTH, CLASSES = 5, 3
@@ -31,7 +31,7 @@ def data(per_class: tuple[int, ...] = (12, 7, 16), seed: int = 0) -> tuple[Array
 def streamed(x: Array, y: Any, batch: int, classes: int = CLASSES, **options: Any) -> SLDA:
     """SLDA that has seen these features in batches."""
     method = SLDA(**options)
-    method.now = Now(0)
+    method.now = Position(0)
     method.means = torch.zeros(classes, WIDTH, dtype=torch.float64)
     method.counts = torch.zeros(classes, dtype=torch.float64)
     method.sigma = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)

@@ -55,9 +55,9 @@ class AGEM(Method):
         if self.step == "matched" and train.optimiser == "sgd":
             # under a constant gradient g a step of SGD with momentum m grows to lr g / (1 - m)
             factor = (1 - self.momentum) / (1 - train.momentum)
-        lr, head_lr = train.lr * factor, None if train.head_lr is None else train.head_lr * factor
+        rates = {} if train.head_lr is None else {"head": train.head_lr * factor}
         # whole batches of new data
-        return [self.stage(task, batch_size=self.batch_size, momentum=self.momentum, lr=lr, head_lr=head_lr)]
+        return [self.stage(task, batch_size=self.batch_size, momentum=self.momentum, lr=train.lr * factor, rates=rates)]
 
     def before_step(self, batch: Batch) -> None:
         reference = self.reference()

@@ -192,7 +192,7 @@ class BEEF(ER):
             batch_size=self.batch_size,
             examples=lambda: self.balanced(task),
             module=lambda: self.head,
-            parameters=lambda: (self.head.scale, self.head.shift),
+            groups=lambda: {"scales": (self.head.scale, self.head.shift)},
             lr=self.fuse_lr,
             optimiser="sgd",
             structure=self.freeze,

@@ -84,7 +84,7 @@ class BiC(HoldOut, ER):
             batch_size=max(len(self.stream.data), 1),  # the whole set at once
             examples=lambda: self.balanced(task),
             module=lambda: self.pairs,
-            parameters=lambda: [self.pairs[task.index]],
+            groups=lambda: {"pair": [self.pairs[task.index]]},
             cached=True,
             lr=self.bias_lr,
             optimiser="sgd",

@@ -19,7 +19,9 @@ from bace.stream import NO_IDS, Batch, Task
 
 
 class Projector(nn.Module):
-    """Where examples are contrasted; being named a head, it learns at train.head_lr."""
+    """Where examples are contrasted."""
+
+    optimiser_group = "head"
 
     def __init__(self, width: int, outputs: int, rng: torch.Generator) -> None:
         super().__init__()
@@ -105,7 +107,7 @@ class Co2L(ER):
             super().stages(task)[0],
             name="contrast",
             module=lambda: nn.ModuleList([self.model, self.projector]),
-            parameters=lambda: [*self.model.encoder.parameters(), *self.projector.parameters()],
+            groups=lambda: {"encoder": self.model.encoder.parameters(), "head": self.projector.parameters()},
         )
         classify = self.stage(
             task,

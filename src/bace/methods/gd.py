@@ -94,7 +94,7 @@ class GD(ER):
                 name="finetune",
                 loss=self.loss_finetune,
                 epochs=self.finetune_epochs,
-                parameters=lambda: self.model.head.parameters(),
+                groups=lambda: {"head": self.model.head.parameters()},
                 schedule=lambda epochs: self.finetune_lr,
             )
             stages.append(finetune)

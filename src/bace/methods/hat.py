@@ -2,6 +2,7 @@
 Attention to the Task", ICML 2018; on the adapters of a frozen transformer, as Kim et al. (ICML 2023) compare with it.
 """
 
+from collections.abc import Iterable
 from typing import Literal, cast
 
 import torch
@@ -92,10 +93,10 @@ class HAT(Method):
         return 0
 
     def stages(self, task: Task) -> list[Stage]:
-        return [self.stage(task, parameters=lambda: self.own(task), lr=self.lr)]
+        return [self.stage(task, groups=lambda: self.own(task), lr=self.lr)]
 
-    def own(self, task: Task) -> list[nn.Parameter]:
-        return [*self.gates.parameters(task.index), *self.head.of(task.index)]
+    def own(self, task: Task) -> dict[str, Iterable[nn.Parameter]]:
+        return {"gates": self.gates.parameters(task.index), "head": self.head.of(task.index)}
 
     # -- learning
 

@@ -22,7 +22,7 @@ from bace.stream import NO_IDS, Batch, Task
 
 
 class Reader(nn.Module):
-    """A linear layer; being named a head, it learns at train.head_lr."""
+    """A linear layer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -141,7 +141,7 @@ class MORE(HAT):
             batch_size=batch_size,
             examples=examples,
             module=lambda: head,
-            parameters=lambda: head.of(task),
+            groups=lambda: {"head": head.of(task)},
             augment=False,
             lr=self.training_settings.head_lr if self.lr is None else self.lr,
             task=task,

@@ -113,7 +113,7 @@ class PODNet(ER):
             batch_size=self.batch_size,
             examples=lambda: self.memory.examples,
             module=lambda: self.model.head,
-            parameters=lambda: self.model.head.blocks,
+            groups=lambda: {"head": self.model.head.blocks},
             lr=self.tune_lr,
             optimiser="sgd",
             momentum=0.9,

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 class Head(nn.Module):
     """What every head shares: `blocks`, one parameter (classes of a task, width) per task."""
 
+    optimiser_group = "head"  # learns at train.head_lr
+
     no_rows: Tensor  # (0, width), where the rows will be
 
     def __init__(self, width: int) -> None:

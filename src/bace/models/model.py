@@ -1,7 +1,7 @@
 """Encoder and head as one module: the only way in which a method reaches the network."""
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bace.models.encoders import Encoder
 from bace.models.heads import Head
-from bace.randomness import derive, seed_dropout
+from bace.randomness import derive, dropout_drawn_from
 from bace.stream import Batch
 
 Branch = tuple[Tensor, Sequence[Tensor]]  # (examples, tokens, width), and that for each block if asked for
@@ -26,6 +26,8 @@ class Output(NamedTuple):
 
 class Model(nn.Module):
     """Rows in, features and logits out."""
+
+    dropout_seed: Callable[[], int] | None = None  # of the step at hand; None outside of a run
 
     def __init__(self, encoder: Encoder, head: Head, precision: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -45,13 +47,10 @@ class Model(nn.Module):
     def _pass(
         self, branches: Iterable[Branch], batch: Batch, name: str
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # (rows, width), taps
-        if not (self.training and self.has_dropout):
+        if self.dropout_seed is None or not (self.training and self.has_dropout):
             return self._read(branches, batch)
-        seed = torch.default_generator.initial_seed()  # set by the trainer for this step
-        seed_dropout(derive(seed, name))
-        read = self._read(branches, batch)
-        seed_dropout(seed)
-        return read
+        with dropout_drawn_from(derive(self.dropout_seed(), name)):
+            return self._read(branches, batch)
 
     def _read(self, branches: Iterable[Branch], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         # every pass of the encoder has the same precision; head and losses are computed in full
