@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bace.config import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
-from bace.data.images import Images
-from bace.memory import Memory
-from bace.method import Method
+from bace.config.schema import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
+from bace.core.memory import Memory
+from bace.core.method import Method
+from bace.core.position import Position
+from bace.core.stream import Stream, Task
+from bace.core.trainer import Trainer
+from bace.data.batch import Examples
+from bace.data.modalities.image import Images
 from bace.methods import find_method
 from bace.models.encoders import ViTEncoder
 from bace.models.heads import CosineHead
 from bace.models.model import Model
-from bace.position import Position
-from bace.stream import Examples, Stream, Task
-from bace.trainer import Trainer
 
 WIDTH, DEPTH, SIDE, PATCH = 128, 6, 32, 8  # 16 tokens and the class token
 CLASSES = 10  # a task

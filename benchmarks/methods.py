@@ -17,18 +17,19 @@ import torch
 from common import CLASSES, DEPTH, SIDE, WIDTH, peak_memory, pictures, small_vit
 from torch import Tensor
 
-from bace.config import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
-from bace.data.entities import Entities
-from bace.data.images import Images
-from bace.data.texts import Texts, flat
-from bace.memory import Memory
+from bace.config.schema import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
+from bace.core.memory import Memory
+from bace.core.position import Position
+from bace.core.stream import Stream, Task
+from bace.core.trainer import Trainer
+from bace.data.batch import Examples, Modality
+from bace.data.modalities.image import Images
+from bace.data.modalities.text import Texts, flat
+from bace.data.modalities.token import Entities
 from bace.methods import METHODS, find_method
 from bace.models.encoders import BertEncoder, Encoder
 from bace.models.heads import CosineHead
 from bace.models.model import Model
-from bace.position import Position
-from bace.stream import Examples, Modality, Stream, Task
-from bace.trainer import Trainer
 
 EXAMPLES, BATCH, WORDS, VOCABULARY = 256, 64, 15, 1000
 MODALITIES: tuple[Modality, ...] = ("image", "text", "token")

@@ -20,14 +20,14 @@ from common import CLASSES, Mark, begun, ignore, least, second_epoch, step_times
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bace.config import Config, Training
-from bace.data.texts import load_tokenizer, tokenize_texts
+from bace.config.schema import Config, Training
+from bace.core.method import Method
+from bace.core.stream import Stream
+from bace.data.modalities.text import load_tokenizer, tokenize_texts
 from bace.learner import Learner
-from bace.method import Method
 from bace.models.encoders import backbone_path, load_encoder
 from bace.models.heads import CosineHead
 from bace.models.model import Model
-from bace.stream import Stream
 
 BATCH, LONGEST, MEMORY, EVAL_BATCH = 16, 128, 50, 32
 LR, HEAD_LR = 3e-5, 1e-3

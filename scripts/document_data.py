@@ -5,10 +5,10 @@ python scripts/document_data.py
 
 from document_methods import ROOT, table
 
+from bace.config.parse import config_from
 from bace.data.benchmarks import BENCHMARKS, Benchmark
-from bace.data.checking import sets_of
+from bace.data.check import sets_of
 from bace.models.backbones import KNOWN
-from bace.settings import config_from
 
 HEADER = """# Data and backbones
 

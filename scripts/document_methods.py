@@ -6,7 +6,7 @@ python scripts/document_methods.py
 import ast
 from pathlib import Path
 
-from bace.method import Method
+from bace.core.method import Method
 from bace.methods import METHODS
 
 ROOT = Path(__file__).parent.parent

@@ -18,13 +18,13 @@ from PIL import Image
 from torch import Tensor
 
 import bace
-from bace import checkpoint
+from bace.config.parse import config_from
+from bace.core import checkpoint
+from bace.core.stream import Task
+from bace.core.trainer import Trainer
 from bace.errors import DataError, StreamRefused
+from bace.experiments.run import Result, assemble
 from bace.methods import find_method
-from bace.runner import Result, assemble
-from bace.settings import config_from
-from bace.stream import Task
-from bace.trainer import Trainer
 
 LOOPS = ("anchor_steps", "energy_steps", "fuse_steps", "memory_steps", "passes", "steps")  # of methods, beside epochs
 
@@ -221,7 +221,7 @@ def counted_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: 
             super().resume_point(kind, steps=steps, due=due)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bace.runner.Trainer", CountingTrainer)
+        patch.setattr("bace.experiments.run.Trainer", CountingTrainer)
         straight_run(tiny, method, modality, folder / "straight")
     late = {steps[2 * len(steps) // 3] for steps in steps_of.values()}
     if modality == min(find_method(short(method)["name"]).modalities):
@@ -254,7 +254,7 @@ def peeking_run(tiny: Any, method: str, modality: str, folder: Path) -> None:
 
     if not (folder / "seed").exists():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("bace.runner.Trainer", PeekingTrainer)
+            patch.setattr("bace.experiments.run.Trainer", PeekingTrainer)
             straight_run(tiny, method, modality, folder / "seed", seed=1)
         (folder / "peeked.json").write_text(json.dumps(sorted(found)))
 
@@ -266,7 +266,7 @@ def copied_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: P
     points = [(kind, count) for kind, counts in chosen.items() for count in counts]
     if not (folder / "copied").exists():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("bace.runner.Trainer", copying_at(points, folder))
+            patch.setattr("bace.experiments.run.Trainer", copying_at(points, folder))
             straight_run(tiny, method, modality, folder / "copied")
     return [folder / f"{kind}-{count}" for kind, count in points]
 

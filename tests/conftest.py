@@ -59,7 +59,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Tiny"]:
         return copy.deepcopy(read(name, image_size, torch.get_default_dtype()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bace.runner.load_encoder", load)
+        patch.setattr("bace.experiments.run.load_encoder", load)
         yield made
 
 

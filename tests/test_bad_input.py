@@ -19,9 +19,9 @@ import torch
 from checks import training_examples
 
 import bace
-from bace.cli import main
+from bace.cli.main import main
 from bace.data.benchmarks import Part, check_parts
-from bace.data.sources import from_arrays
+from bace.data.table import from_arrays
 from bace.errors import CheckpointError, ConfigError, DataError, TrainingError
 
 
@@ -708,7 +708,7 @@ def test_bfloat16_is_used_or_refused_but_never_kills(tiny: Any, tmp_path: Path) 
     """Some CPUs announce it and die of an illegal instruction, so it is tried in a process of its own."""
     flags = Place(tiny, tmp_path, tmp_path).flags("image", **{"train.precision": "bfloat16"})
     done = subprocess.run(
-        [sys.executable, "-m", "bace.cli", "run", *flags], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "bace.cli.main", "run", *flags], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode in (0, 2), done.stderr  # a negative status would be a signal
     assert done.returncode == 0 or re.search("bfloat16 .*this CPU.* use float32", done.stderr)

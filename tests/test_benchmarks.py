@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits as sklearn_digits
 
 import bace
-from bace.data.benchmarks import Cut, Part, cut_by_class, find_benchmark, make_stream, order_classes, share_out
+from bace.config.parse import config_from
+from bace.core.stream import Stream
+from bace.data.benchmarks import Cut, Part, cut_by_class, find_benchmark, order_classes, share_out
 from bace.data.digits import load_digits
-from bace.data.sources import Table
+from bace.data.table import Table
 from bace.errors import ConfigError, DataError
+from bace.experiments.run import assemble
+from bace.experiments.stream import make_stream
 from bace.models.encoders import load_encoder
-from bace.runner import assemble
-from bace.settings import config_from
-from bace.stream import Stream
 
 
 @pytest.fixture(scope="module")

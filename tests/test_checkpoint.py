@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import bace
-from bace import checkpoint
+from bace.core import checkpoint
 from bace.errors import CheckpointError
 
 FILES = ("state.safetensors", "state.json", "sha256.json")
@@ -213,7 +213,7 @@ FULL_DISK = """
     import resource, signal, sys
     from pathlib import Path
     import torch
-    from bace import checkpoint
+    from bace.core import checkpoint
     from bace.errors import CheckpointError
 
     folder, numbers = Path(sys.argv[1]), int(sys.argv[2])

@@ -13,11 +13,12 @@ import yaml
 from run_folders import write_run
 
 import bace
-from bace.cli import main, methods_asked
-from bace.config import Training
+from bace.cli.compare import methods_asked
+from bace.cli.main import main
+from bace.config.parse import config_from
+from bace.config.schema import Training
 from bace.data.benchmarks import find_benchmark
 from bace.errors import ConfigError
-from bace.settings import config_from
 
 
 def flags(tiny: Any, modality: str, **changes: object) -> list[str]:
@@ -54,7 +55,7 @@ def say(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_help_and_version_answer_without_importing_torch() -> None:
     code = (
-        "import sys; from bace.cli import main\n"
+        "import sys; from bace.cli.main import main\n"
         "for words in (['--help'], ['--version'], [], ['compare', '--help'], ['list', '-h']): assert main(words) == 0\n"
         "assert not {'torch', 'transformers', 'jsonargparse'} & set(sys.modules), 'slow imports'"
     )
@@ -118,7 +119,7 @@ def test_help_of_run_explains_the_settings_of_the_chosen_method(capsys: pytest.C
 
 
 def test_every_setting_is_explained_in_words() -> None:
-    from bace.settings import explain
+    from bace.config.parse import explain
 
     for method in ("SEQ", "MTL", "ER", "BaCE"):
         unexplained = [name for name, _, meaning in explain(config_from({"method": method})) if not meaning]
@@ -298,7 +299,7 @@ def test_a_class_of_the_users_own_is_a_method_with_flags(
 
 def test_the_working_folder_is_searched_for_a_users_class(tiny: Any, my_method: str, tmp_path: Path) -> None:
     """The installed `bace` script does not have the working folder on its path by itself."""
-    code = "import sys; sys.path = [p for p in sys.path if p]; from bace.cli import main; sys.exit(main())"
+    code = "import sys; sys.path = [p for p in sys.path if p]; from bace.cli.main import main; sys.exit(main())"
     words = ["run", "--method", my_method, "--print_config"]
     done = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False

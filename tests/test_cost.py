@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from checks import short
 
+from bace.config.parse import config_from
+from bace.core.resources import bytes_kept
+from bace.core.trainer import Trainer
+from bace.experiments.run import assemble
 from bace.methods import METHODS
 from bace.models.encoders import Encoder
 from bace.models.model import Model
-from bace.room import bytes_kept
-from bace.runner import assemble
-from bace.settings import config_from
-from bace.trainer import Trainer
 
 # several neighbours of each example would be the same ones among twenty, anchors take hundreds of passes in any task
 SMALLER = {"BaCE": {"K": 1}, "DDE": {"top_k": 1}, "HAL": {"anchor_steps": 1, "memory_steps": 1}}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bace.cli import main
+from bace.cli.main import main
 from bace.report import load_runs, summary
 
 

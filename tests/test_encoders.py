@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_encoders import DEPTH, FAMILIES, IMAGES, PATCH, SIZE, TEXTS, WIDTH, reference, save, tiny_inputs, tiny_model
 from torch import Tensor, nn
 
-from bace.cli import main
+from bace.cli.main import main
 from bace.errors import ConfigError, DataError
 from bace.models.backbones import backbone_path, known_backbones
 from bace.models.encoders import FAMILIES as ENCODERS

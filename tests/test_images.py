@@ -9,10 +9,10 @@ from PIL import Image
 from scipy import stats
 from torch import Tensor
 
-from bace.data.images import Images
+from bace.data.batch import MIRRORED
+from bace.data.modalities.image import Images
 from bace.errors import DataError
 from bace.randomness import derive, uniform
-from bace.stream import MIRRORED
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import bace
-from bace import checkpoint
-from bace.cli import main
+from bace.cli.main import main
+from bace.core import checkpoint
 
 pytestmark = pytest.mark.xdist_group("kill")  # both tests in the process that has the fork server
 PATIENCE = 90  # seconds in which a child must show that it lives
 PROCESSES = multiprocessing.get_context("forkserver")  # what takes a process long to import is imported once for all
-PROCESSES.set_forkserver_preload(["bace.runner", "transformers.models.vit.modeling_vit"])
+PROCESSES.set_forkserver_preload(["bace.experiments.run", "transformers.models.vit.modeling_vit"])
 
 
 def start(*words: str) -> BaseProcess:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from bace.data.layouts import find_arrays, read_pickle
-from bace.data.pictures import Pictures, decode_pictures
-from bace.data.readers import has_split
-from bace.data.sources import read
+from bace.data.decode import Pictures, decode_pictures
+from bace.data.files import has_split
+from bace.data.published import find_arrays, read_pickle
+from bace.data.table import read
 from bace.errors import DataError
 
 

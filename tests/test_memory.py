@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bace.config.parse import config_from
+from bace.core.memory import Memory, draw_balanced, herd, stack_rows, unstack_rows
+from bace.core.trainer import Trainer
 from bace.errors import ConfigError
-from bace.memory import Memory, draw_balanced, herd, stack_rows, unstack_rows
+from bace.experiments.run import assemble
 from bace.randomness import generator
-from bace.runner import assemble
-from bace.settings import config_from
-from bace.trainer import Trainer
 
 RNG = generator(0, "test")
 

@@ -15,13 +15,17 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bace.cli import main
-from bace.comparing import parse_method
-from bace.config import Backbone, Config, MemoryBudget, Training
+from bace.cli.main import main
+from bace.config.parse import config_from, valid_settings
+from bace.config.schema import Backbone, Config, MemoryBudget, Training
 from bace.data.benchmarks import BENCHMARKS
+from bace.experiments.compare import parse_method
 from bace.methods import METHODS, find_method
 from bace.paper import catalogue, claims, cost, results
-from bace.paper.catalogue import (
+from bace.paper.claims import Outcome, judge, printed_value, together
+from bace.paper.comparisons import Among, Comparison, Leaf, greater, lies, rising, spread, within
+from bace.paper.statements import CLAIMS, CORRECTED, FOUR, SMALL, Encoded, Untestable
+from bace.paper.tables import (
     ABLATIONS,
     CIFAR,
     CONTROLS_OF,
@@ -38,11 +42,7 @@ from bace.paper.catalogue import (
     published,
     rows_of,
 )
-from bace.paper.claims import Outcome, judge, printed_value, together
-from bace.paper.comparisons import Among, Comparison, Leaf, greater, lies, rising, spread, within
-from bace.paper.statements import CLAIMS, CORRECTED, FOUR, SMALL, Encoded, Untestable
 from bace.report.runs import load_runs
-from bace.settings import config_from, valid_settings
 
 TITLES = [
     "SEQ",

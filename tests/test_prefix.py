@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import bace
 from bace.errors import ConfigError
 from bace.models.encoders import Encoder, TextEncoder, freeze_prefix, keep_prefix, load_encoder
-from bace.models.prefix import PrefixCache, _newest, uncached
+from bace.models.frozen_prefix import PrefixCache, _newest, uncached
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_a_run_with_a_cache_scores_as_without_and_resumes_exactly(tiny, tmp_path
     plain = bace.run(tiny.settings(modality, **changes))
     points = [("step", 5), ("evaluate", 2)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bace.runner.Trainer", copying_at(points, tmp_path))
+        patch.setattr("bace.experiments.run.Trainer", copying_at(points, tmp_path))
         cached = bace.run(tiny.settings(modality, **changes, **{"backbone.cache": 10}), out=tmp_path / "copied")
     assert cached.metrics["A"] == plain.metrics["A"]
     assert cached.metrics["passes"] == pytest.approx(plain.metrics["passes"])

@@ -12,16 +12,17 @@ import torch
 from PIL import Image
 from test_layouts import pictures, write_cifar10, write_idx, write_svhn
 
-from bace.cli import main
+from bace.cli.main import main
+from bace.config.parse import config_from
 from bace.data import corpora
-from bace.data.benchmarks import BENCHMARKS, Cut, find_benchmark, make_stream, order_classes
-from bace.data.checking import check, compare, sets_of
-from bace.data.corpora import Corpus, Counts
-from bace.data.pictures import Pictures
+from bace.data.batch import MIRRORED
+from bace.data.benchmarks import BENCHMARKS, Cut, find_benchmark, order_classes
+from bace.data.check import check, compare, sets_of
+from bace.data.datasets import Corpus, Counts
+from bace.data.decode import Pictures
 from bace.errors import ConfigError, DataError
+from bace.experiments.stream import make_stream
 from bace.models.encoders import load_encoder
-from bace.settings import config_from
-from bace.stream import MIRRORED
 
 NAMES = ("cifar100", "cifar10", "five-datasets", "tiny-imagenet", "imagenet-r", "objectnet", "omnibenchmark", "vtab")
 

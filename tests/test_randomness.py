@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bace.position import Position
+from bace.core.position import Position
 from bace.randomness import derive, generator, seed_dropout, uniform
 
 MASK = (1 << 64) - 1

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bace.config.parse import config_from
+from bace.core.trainer import Trainer
+from bace.experiments.run import assemble
 from bace.methods import METHODS, find_method
-from bace.runner import assemble
-from bace.settings import config_from
-from bace.trainer import Trainer
 
 
 def test_vit_tiny_learns_ten_classes_of_cifar100_better_than_nearest_class_mean(

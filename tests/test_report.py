@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 from rich.console import Console
 from run_folders import EVIL, MATRIX, Tags, figures_of, write_evil, write_run
 
-from bace.cli import show_report
+from bace.cli.report import show_report
 from bace.errors import ConfigError, DataError
 from bace.report import load_runs, print_table, summary, write_page
 from bace.report.runs import stat

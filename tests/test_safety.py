@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import bace
-from bace import checkpoint
-from bace.cli import main
+from bace.cli.main import main
+from bace.core import checkpoint
 from bace.errors import CheckpointError, ConfigError
 from bace.methods import find_method
 
@@ -205,7 +205,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_continue(tiny: Any, t
     for number, wish in enumerate((signal.SIGTERM, signal.SIGHUP)):
         folder = tmp_path / f"run {number}"
         child = subprocess.Popen(
-            [sys.executable, "-m", "bace.cli", "run", *words, "--out", str(folder)],
+            [sys.executable, "-m", "bace.cli.main", "run", *words, "--out", str(folder)],
             env=environment,
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

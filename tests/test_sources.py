@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bace.data.sources import Table, as_inputs, from_arrays, iob2, read
+from bace.data.table import Table, as_inputs, from_arrays, iob2, read
 from bace.errors import ConfigError, DataError
 
 DATA = Path(os.environ.get("BACE_DATA") or Path(__file__).parents[1] / ".." / "shared" / "data")

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bace.data.entities import Entities
-from bace.data.images import Images
-from bace.data.texts import Texts, flat
+from bace.core.stream import BUCKET, Stream, Task
+from bace.data.batch import NO_IDS, Batch
+from bace.data.modalities.image import Images
+from bace.data.modalities.text import Texts, flat
+from bace.data.modalities.token import Entities
 from bace.errors import DataError, StreamRefused
-from bace.stream import BUCKET, NO_IDS, Batch, Stream, Task
 
 # Three tasks of two classes, ten examples each: six to train on, one to validate, three to test.
 # Example e is of task e // 10; its class is 2 * task + e % 2.

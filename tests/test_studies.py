@@ -16,18 +16,18 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 import bace
-from bace import checkpoint
-from bace.cli import main
-from bace.config import StudyName
+from bace.cli.main import main
+from bace.config.parse import config_from
+from bace.config.schema import StudyName
+from bace.core import checkpoint
+from bace.core.study import Skipped
+from bace.core.trainer import Trainer
 from bace.errors import ConfigError, StreamRefused
+from bace.experiments.run import Result, assemble
 from bace.methods import METHODS
 from bace.models.heads import CosineHead, LinearHead
 from bace.randomness import generator
-from bace.runner import Result, assemble
-from bace.settings import config_from
 from bace.studies import STUDIES, Seen, gallery, probing, tracking
-from bace.studies.study import Skipped
-from bace.trainer import Trainer
 
 ALL = ["probing", "tracking", "gallery", "bias"]
 
@@ -74,7 +74,7 @@ def test_a_run_with_studies_has_the_weights_and_scores_of_one_without(tiny, tmp_
 def test_a_killed_and_resumed_run_finds_the_same(tiny, tmp_path, monkeypatch, method, points):
     settings = tiny.settings("image", method=method, studies=ALL)
     with monkeypatch.context() as patch:
-        patch.setattr("bace.runner.Trainer", checks.copying_at(points, tmp_path))
+        patch.setattr("bace.experiments.run.Trainer", checks.copying_at(points, tmp_path))
         bace.run(settings, out=tmp_path / "copied")
     expected = (tmp_path / "copied" / "studies.json").read_bytes()
     for kind, count in points:
@@ -110,7 +110,7 @@ def test_the_time_of_studies_is_not_counted_as_the_method_s(tiny, monkeypatch):
     config = config_from(tiny.settings("image", method="SEQ", studies=["tracking"]))
     trainer = Trainer(*assemble(config), config)
     ticks = iter([(1000.0, 20.0), (1500.0, 90.0)])  # seconds and passes: before the studies, and after
-    monkeypatch.setattr("bace.trainer.spent", lambda: next(ticks))
+    monkeypatch.setattr("bace.core.trainer.spent", lambda: next(ticks))
     trainer.clock = (10.0, 5.0)
     monkeypatch.setattr(trainer, "studies", {})
     trainer.observe(trainer.stream[0], [100.0])

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bace.data.entities import Entities, Span, joined, spans, split_words, tokenize_sentences
-from bace.data.texts import Texts, flat, load_tokenizer, tokenize_texts
+from bace.data.modalities.text import Texts, flat, load_tokenizer, tokenize_texts
+from bace.data.modalities.token import Entities, Span, joined, spans, split_words, tokenize_sentences
 from bace.errors import ConfigError, DataError
 from bace.models.backbones import backbone_path
 

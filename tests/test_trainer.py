@@ -16,21 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bace
-from bace import checkpoint
-from bace.config import Config, Head, Measures, MemoryBudget, Training
+from bace.config.parse import config_from
+from bace.config.schema import Config, Head, Measures, MemoryBudget, Training
+from bace.core import checkpoint
+from bace.core.evaluation import predict
+from bace.core.memory import Memory
+from bace.core.method import Loss, Method, Stage
+from bace.core.optimiser import make_optimiser, stage_groups
+from bace.core.position import Position
+from bace.core.stream import Stream, Task
+from bace.core.trainer import Trainer
+from bace.data.batch import NO_IDS, Batch
 from bace.errors import StreamRefused, TrainingError
-from bace.evaluation import predict
-from bace.memory import Memory
-from bace.method import Loss, Method, Stage
+from bace.experiments.run import assemble
 from bace.models.heads import CosineHead
 from bace.models.model import Model
-from bace.optimiser import make_optimiser, stage_groups
-from bace.position import Position
 from bace.randomness import generator
-from bace.runner import assemble
-from bace.settings import config_from
-from bace.stream import NO_IDS, Batch, Stream, Task
-from bace.trainer import Trainer
 
 # -- a world small enough to compute by hand
 
@@ -1075,7 +1076,7 @@ def test_forward_transfer_by_hand():
         shares.append(100 * np.mean((points @ directions.T).argmax(1) == truth))
     assert results.chance == pytest.approx([np.mean(shares)])
     assert results.matrix == [[100.0], [100.0, 75.0]]
-    summary = bace.metrics.summary(results.matrix, results.before, results.chance)
+    summary = bace.core.metrics.summary(results.matrix, results.before, results.chance)
     assert summary["FWT"] == pytest.approx(75 - np.mean(shares))
 
 
@@ -1110,7 +1111,7 @@ def test_transfer_is_not_measured_without_one_growing_head():
 
     results = trainer_of(Own(), fwt=True).run()
     assert results.before == []
-    assert bace.metrics.summary(results.matrix, results.before, results.chance)["FWT"] is None
+    assert bace.core.metrics.summary(results.matrix, results.before, results.chance)["FWT"] is None
 
 
 def test_test_examples_are_open_for_transfer_and_evaluation_only():

@@ -6,19 +6,20 @@ __version__ = "0.1.0"
 __all__ = ["Batch", "Learner", "Method", "Stage", "Stream", "Task", "load", "run"]
 
 if TYPE_CHECKING:
+    from bace.core.method import Method, Stage
+    from bace.core.stream import Stream, Task
+    from bace.data.batch import Batch
+    from bace.experiments.run import run
     from bace.learner import Learner
-    from bace.method import Method, Stage
-    from bace.runner import run
-    from bace.stream import Batch, Stream, Task
 
 _HOMES = {
-    "Batch": "bace.stream",
+    "Batch": "bace.core.stream",
     "Learner": "bace.learner",
-    "Method": "bace.method",
-    "Stage": "bace.method",
-    "Stream": "bace.stream",
-    "Task": "bace.stream",
-    "run": "bace.runner",
+    "Method": "bace.core.method",
+    "Stage": "bace.core.method",
+    "Stream": "bace.core.stream",
+    "Task": "bace.core.stream",
+    "run": "bace.experiments.run",
 }
 
 

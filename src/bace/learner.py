@@ -12,19 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bace import checkpoint
-from bace.config import Config
-from bace.data.benchmarks import Part, class_names, class_ranges, cut_of, make_examples, table_targets
-from bace.data.entities import Entities, Span, joined, spans, split_words
-from bace.data.images import Images
-from bace.data.sources import Table, as_inputs, from_arrays
-from bace.data.texts import Texts
+from bace.config.parse import config_from, current, flatten, import_named_method
+from bace.config.schema import Config
+from bace.core import checkpoint
+from bace.core.method import Method
+from bace.core.position import tasks_done
+from bace.core.resources import check_room
+from bace.core.stream import Stream, Task
+from bace.core.trainer import Trainer
+from bace.data.batch import NO_IDS, Examples, Modality
+from bace.data.benchmarks import Part, cut_of
+from bace.data.modalities.image import Images
+from bace.data.modalities.text import Texts
+from bace.data.modalities.token import Entities, Span, joined, spans, split_words
+from bace.data.table import Table, as_inputs, from_arrays
 from bace.errors import CheckpointError, ConfigError, DataError
-from bace.method import Method
-from bace.methods import find_method
-from bace.position import tasks_done
-from bace.room import check_room
-from bace.runner import (
+from bace.experiments.run import (
     attach,
     check_memory,
     check_unchanged,
@@ -33,9 +36,8 @@ from bace.runner import (
     prepare_torch,
     read_run,
 )
-from bace.settings import config_from, current, flatten, import_named_method
-from bace.stream import NO_IDS, Examples, Modality, Stream, Task
-from bace.trainer import Trainer
+from bace.experiments.stream import class_names, class_ranges, make_examples, table_targets
+from bace.methods import find_method
 
 if TYPE_CHECKING:
     from typing_extensions import Self

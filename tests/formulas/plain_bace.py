@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.method import Loss, Stage
+from bace.core.method import Loss, Stage
+from bace.data.batch import Batch
 from bace.methods.bace import BaCE
+from bace.methods.parts.neighbours import nearest
 from bace.models.model import average_into
-from bace.neighbours import nearest
-from bace.stream import Batch
 
 
 class PlainBaCE(BaCE):

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from bace.config import Config
-from bace.method import Method, Stage
+from bace.config.parse import config_from
+from bace.config.schema import Config
+from bace.core.method import Method, Stage
+from bace.core.stream import Stream
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
+from bace.experiments.run import assemble
 from bace.models.model import Model
-from bace.runner import assemble
-from bace.settings import config_from
-from bace.stream import Batch, Stream
-from bace.trainer import Trainer
 
 Array = NDArray[np.float64]
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from steps import Array, array, assert_equal_bits, at_task, make, recorded_passes, some, weights
 
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.agem import AGEM, project
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def gradient(method: Any, batch: Batch) -> Array:

@@ -31,13 +31,13 @@ from steps import (
 )
 from torch import Tensor
 
+from bace.core.position import Position
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.bace import BaCE
 from bace.models.encoders import load_encoder
 from bace.models.model import Model
-from bace.position import Position
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def bace(**changes: Any) -> dict[str, Any]:

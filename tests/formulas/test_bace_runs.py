@@ -11,11 +11,11 @@ from steps import array, assert_equal_bits, recorded_passes, softmax, weights
 from torch import Tensor
 
 import bace
+from bace.config.parse import config_from
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.runner import assemble
-from bace.settings import config_from
-from bace.stream import Batch
-from bace.trainer import Trainer
+from bace.experiments.run import assemble
 
 # -- equalities
 

@@ -10,9 +10,9 @@ from steps import at_task, make, recorded_passes, weights
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bace.neighbours import nearest
-from bace.stream import Batch
-from bace.trainer import Trainer
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
+from bace.methods.parts.neighbours import nearest
 
 CASES = ("image", "token")
 PLAIN = f"{PlainBaCE.__module__}.PlainBaCE"

@@ -21,9 +21,9 @@ from steps import (
 )
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.models.encoders import load_encoder
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def trained_examples(tiny: Any, method: str | dict[str, Any], **changes: Any) -> tuple[dict[Any, list[list[int]]], Any]:

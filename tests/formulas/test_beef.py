@@ -25,10 +25,10 @@ from steps import (
 )
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.beef import BEEF
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 UNEQUAL = {"benchmark.tasks": [2, 1, 2]}
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bace.bias import correct_bias, fit_bias
 from bace.errors import ConfigError, DataError, TrainingError
+from bace.methods.parts.bias_correction import correct_bias, fit_bias
 
 
 def sample(rows: int, classes: int, seed: int, scale: float = 2.0) -> tuple[Tensor, Tensor]:

@@ -25,15 +25,16 @@ from steps import (
 from torch import Tensor
 
 import bace
-from bace.bias import correct_bias, fit_bias
+from bace.config.parse import config_from
+from bace.core.method import Loss
+from bace.core.stream import Task
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.holdout import HoldOut
-from bace.method import Loss
+from bace.experiments.run import assemble
 from bace.methods.er import ER
-from bace.runner import assemble
-from bace.settings import config_from
-from bace.stream import Batch, Task
-from bace.trainer import Trainer
+from bace.methods.parts.bias_correction import correct_bias, fit_bias
+from bace.methods.parts.held_out import HoldOut
 
 TASKS = {"benchmark.tasks": [2, 1, 2]}
 ALL_WORDS = {"train.replay_o": "label"}  # O among the classes that are replayed, as in the formulas here

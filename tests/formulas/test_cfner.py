@@ -25,10 +25,10 @@ from steps import (
     weights,
 )
 
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.cfner import CFNER
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 OFF = {"dce": False, "odce": False, "adaptive": False, "head": "trained"}
 

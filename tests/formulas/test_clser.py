@@ -11,9 +11,9 @@ from steps import array, assert_equal_bits, at_task, cross_entropy, logits_of, m
 from torch import Tensor
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 ALWAYS = {"r_plastic": 1.0, "r_stable": 1.0}
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from steps import Array, array, assert_equal_bits, at_task, enter, make, recorded_passes, some, weights
 from torch import Tensor
 
+from bace.core.optimiser import make_optimiser, stage_groups
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.losses import relation_distillation, supervised_contrast
 from bace.methods.co2l import Co2L
-from bace.optimiser import make_optimiser, stage_groups
-from bace.stream import Batch
-from bace.trainer import Trainer
+from bace.methods.parts.losses import relation_distillation, supervised_contrast
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 3])
 

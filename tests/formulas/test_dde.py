@@ -26,11 +26,11 @@ from steps import (
 )
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.dde import DDE
 from bace.models.model import Output
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def unit(x: Array) -> Array:

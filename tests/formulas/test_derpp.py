@@ -22,9 +22,9 @@ from steps import (
 from torch import Tensor
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def derpp(**changes: Any) -> dict[str, Any]:

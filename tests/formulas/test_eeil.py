@@ -22,9 +22,9 @@ from steps import (
 from torch import Tensor
 
 import bace
+from bace.core.trainer import Trainer
 from bace.errors import ConfigError
 from bace.methods import EEIL
-from bace.trainer import Trainer
 
 
 def kd(student: Any, teacher: Any, T: float = 2.0) -> float:

@@ -21,11 +21,11 @@ from steps import (
     weights,
 )
 
-import bace.fisher
+import bace.methods.parts.fisher
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.ewc import EWC
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 LINEAR = {"head.kind": "linear"}
 pytestmark = pytest.mark.filterwarnings("ignore:EWC")  # the tiny streams learn with a high rate
@@ -108,14 +108,14 @@ def test_fisher_with_labels_of_the_model_would_be_that_of_logistic_regression(ti
     expected = 0.0
     for label in (0, 1):
         method.stream.targets[row] = label
-        fisher = bace.fisher.fisher_diagonal(method.model, method.stream, row, method.cross_entropy)
+        fisher = bace.methods.parts.fisher.fisher_diagonal(method.model, method.stream, row, method.cross_entropy)
         expected += p[label] * array(fisher["head.blocks.0"])
     np.testing.assert_allclose(expected, np.tile(p[0] * p[1] * h**2, (2, 1)), rtol=1e-4)
 
 
 def test_fisher_of_every_parameter_by_a_pass_for_each_row(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there is room for the gradients of three rows at a time."""
-    monkeypatch.setattr(bace.fisher, "ROOM", 3 * 14_000)
+    monkeypatch.setattr(bace.methods.parts.fisher, "ROOM", 3 * 14_000)
     method = learned(tiny, "token", **{"benchmark.train_per_class": 2, "head.kind": "cosine"})
     rows, _ = method.stream.labels(method.stream[0].train)
     named = {name: p for name, p in method.model.named_parameters() if p.requires_grad}
@@ -134,14 +134,14 @@ def test_fisher_of_every_parameter_by_a_pass_for_each_row(tiny: Any, monkeypatch
 
 def test_fisher_takes_so_many_rows_at_random_and_none_twice(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    rows_of = bace.fisher.Stream.rows
+    rows_of = bace.methods.parts.fisher.Stream.rows
 
     def noted(stream: Any, rows: torch.Tensor, **options: Any) -> Batch:
         read.extend(rows.tolist())
         assert not options.get("view")
         return rows_of(stream, rows, **options)
 
-    monkeypatch.setattr(bace.fisher.Stream, "rows", noted)
+    monkeypatch.setattr(bace.methods.parts.fisher.Stream, "rows", noted)
     method = learned(tiny, "image", method={"fisher_samples": 7})
     assert len(set(read)) == len(read) == 7
     assert read != sorted(read)

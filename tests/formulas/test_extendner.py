@@ -21,10 +21,10 @@ from steps import (
     weights,
 )
 
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.extendner import ExtendNER
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def means(values: Array, new: Array, reduction: str) -> float:

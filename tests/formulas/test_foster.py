@@ -22,10 +22,10 @@ from steps import (
 )
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.foster import FOSTER, class_weights
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def foster(**changes: Any) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from steps import (
 from torch import Tensor
 
 import bace
+from bace.core.trainer import Trainer
 from bace.errors import ConfigError
 from bace.methods import GD
-from bace.trainer import Trainer
 
 
 def moved(module: torch.nn.Module, seed: int) -> None:

@@ -10,12 +10,12 @@ import torch
 from steps import assert_equal_bits, cross_entropy, logits_of, make, recorded_passes, weights
 from torch import Tensor
 
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.gdumb import cutmix, warm_restarts
 from bace.models.encoders import load_encoder
 from bace.randomness import generator
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def gdumb(**changes: Any) -> dict[str, Any]:

@@ -23,10 +23,11 @@ from steps import (
 from torch import Tensor
 
 import bace
+from bace.core.stream import Stream
+from bace.core.trainer import Trainer
+from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
 from bace.methods import ER, HAL
-from bace.stream import NO_IDS, Batch, Stream
-from bace.trainer import Trainer
 
 
 def hal(**changes: Any) -> dict[str, Any]:

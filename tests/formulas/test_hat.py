@@ -12,15 +12,15 @@ from steps import array, assert_equal_bits, at_task, cross_entropy, make, record
 from torch import Tensor, nn
 
 import bace
-from bace.deltamask import DeltaMask
+from bace.core.trainer import Trainer
 from bace.errors import ConfigError
 from bace.methods.hat import HAT
+from bace.methods.parts.step_mask import DeltaMask
 from bace.models.adapters import Adapter, add_adapters
 from bace.models.encoders import load_encoder
 from bace.models.gates import Gates, TaskNorm
 from bace.models.heads import LinearHead
 from bace.models.model import Model
-from bace.trainer import Trainer
 
 SMALL = {"name": "hat", "latent": 6, "gate_steps": 0}  # gates stay about half open in so few steps
 

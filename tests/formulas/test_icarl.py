@@ -10,12 +10,12 @@ from steps import Array, array, at_task, logits_of, make, recorded_passes, some
 from torch import Tensor
 
 import bace
+from bace.config.parse import config_from
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
+from bace.experiments.run import assemble
 from bace.models.model import Output
-from bace.runner import assemble
-from bace.settings import config_from
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def sigmoid(z: Array) -> Array:

@@ -15,11 +15,11 @@ from sklearn.metrics import pairwise_distances_argmin_min
 from steps import Array, array, at_task, cross_entropy, make, recorded_passes, take_step, weights
 from torch import Tensor
 
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.idbr import IDBR, Halves, central, halve
 from bace.randomness import generator
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 CLS, SEP = 2, 3
 

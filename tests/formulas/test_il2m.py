@@ -10,13 +10,13 @@ from steps import Array, array, assert_equal_bits, make, softmax, weights
 from torch import Tensor, nn
 
 import bace
+from bace.config.parse import config_from
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
+from bace.experiments.run import assemble
 from bace.methods.il2m import IL2M
 from bace.models.model import Output
-from bace.runner import assemble
-from bace.settings import config_from
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 class Fixed(nn.Module):

@@ -10,10 +10,10 @@ import torch
 from steps import Array, array, at_task, cross_entropy, make, recorded_passes, weights
 from torch import Tensor
 
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.l2p import L2P
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 OPTIONS = {"name": "l2p", "recipe": "cifar100", "pool": 6, "length": 3, "top": 2}
 

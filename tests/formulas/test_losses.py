@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from steps import Array, array, kl_renorm, kl_slice, softmax
 from torch import Tensor
 
-from bace.losses import (
+from bace.methods.parts.losses import (
     distillation,
     feature_cosine,
     mixture_nll,

@@ -21,12 +21,12 @@ from steps import (
 )
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.losses import margin_ranking
 from bace.methods.lucir import LUCIR
+from bace.methods.parts.losses import margin_ranking
 from bace.models.heads import CosineHead
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 OFF = {"name": "lucir", "lambda_base": 0.0, "margin_weight": 0.0}
 

@@ -21,9 +21,9 @@ from steps import (
     weights,
 )
 
+from bace.core.trainer import Trainer
 from bace.errors import ConfigError
 from bace.methods.lwf import LwF
-from bace.trainer import Trainer
 
 
 def soft_targets(student: Array, teacher: Array, tau: float) -> float:

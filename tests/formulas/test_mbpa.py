@@ -23,11 +23,11 @@ from steps import Array, array, assert_equal_bits, make, picked, recorded_passes
 from torch import Tensor
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.mbpa import MBPA
 from bace.models.encoders import load_encoder
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 FAST = {"name": "mbpa", "K": 3, "steps": 4, "lr_local": 0.02}
 

@@ -11,11 +11,11 @@ from steps import assert_equal_bits, make, weights
 from torch import Tensor
 
 import bace
+from bace.core.trainer import Trainer
 from bace.errors import ConfigError
 from bace.methods import find_method
 from bace.methods.mbpapp import MBPApp
 from bace.methods.sparseer import SparseER
-from bace.trainer import Trainer
 
 FAST = {"K": 3, "steps": 4, "lr_local": 0.02}
 MODALITIES = ["image", "text", "token"]

@@ -22,10 +22,10 @@ from steps import (
 )
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.memo import MEMO
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def memo(**changes: Any) -> dict[str, Any]:

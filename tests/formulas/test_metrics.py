@@ -12,14 +12,12 @@ from seqeval.scheme import IOB2, Entities
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 import bace
-from bace.errors import ConfigError, DataError
-from bace.evaluation import predict
-from bace.metrics import (
+from bace.core.evaluation import predict
+from bace.core.metrics import (
     accuracy,
     average_accuracy,
     average_incremental_accuracy,
     confusion_matrix,
-    entities,
     entity_scores,
     forgetting,
     forward_transfer,
@@ -28,6 +26,8 @@ from bace.metrics import (
     per_class_accuracy,
     summary,
 )
+from bace.data.modalities.token import entities
+from bace.errors import ConfigError, DataError
 
 STRICT = {"mode": "strict", "scheme": IOB2}  # seqeval's
 MATRIX = [[95.0], [70.0, 92.0], [60.0, 75.0, 90.0], [50.0, 65.0, 70.0, 88.0]]

@@ -21,11 +21,11 @@ from steps import (
 )
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.gaussians import class_gaussians, mahalanobis, shrunk_factor
 from bace.methods.more import MORE
-from bace.stream import Batch
-from bace.trainer import Trainer
+from bace.methods.parts.gaussians import class_gaussians, mahalanobis, shrunk_factor
 
 SMALL = {"name": "more", "latent": 6, "back_epochs": 2, "gate_steps": 0}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bace.errors import ConfigError, DataError
-from bace.neighbours import nearest, random_neighbours
+from bace.methods.parts.neighbours import nearest, random_neighbours
 
 
 def brute_force(

@@ -10,14 +10,14 @@ import torch
 from steps import Array, array, assert_equal_bits, at_task, make, weights
 from torch import Tensor, nn
 
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods import owm
 from bace.methods.owm import OWM, mean_inputs, without
 from bace.methods.seq import SEQ
 from bace.models.adapters import Adapter
 from bace.models.model import Model
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def inputs(count: int, width: int = 6, seed: int = 0) -> Array:  # (width, count)

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from steps import array, assert_equal_bits, at_task, cross_entropy, make, recorded_passes, some, weights
 from torch import Tensor
 
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.pass_ import PASS
 from bace.methods.seq import SEQ
 from bace.models.heads import AugmentedHead
 from bace.models.model import Model, Output
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def moved(method: Any) -> None:

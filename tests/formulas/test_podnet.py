@@ -24,12 +24,12 @@ from steps import (
 from tiny_encoders import save, tiny_inputs, tiny_model
 
 import bace
+from bace.core.trainer import Trainer
 from bace.errors import ConfigError
-from bace.losses import nca, pooled_distance
+from bace.methods.parts.losses import nca, pooled_distance
 from bace.methods.podnet import PODNet
 from bace.models.encoders import ImageEncoder, load_encoder
 from bace.models.heads import CosineHead, ProxyHead, kmeans
-from bace.trainer import Trainer
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -10,8 +10,8 @@ from checks import short
 from steps import Array, at_task, cross_entropy, kl_slice, logits_of, recorded_passes, some, take_step
 
 import bace
+from bace.data.batch import Batch
 from bace.methods import METHODS
-from bace.stream import Batch
 
 RULES = ("label", "distil")
 # of methods whose loss has a term "replay": its weight, and which of a step's draws it is over

@@ -10,10 +10,10 @@ from scipy.spatial.distance import mahalanobis
 from steps import array, assert_equal_bits, at_task, changed_in_stages, cross_entropy, make, recorded_passes, softmax
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.row import ROW
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 SMALL = {"name": "row", "latent": 6, "wp_epochs": 2, "tp_epochs": 2, "head_batch": 4, "gate_steps": 0}
 TASKS = {"benchmark.tasks": [2, 1, 2]}

@@ -11,11 +11,11 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from steps import Array, array, make, weights
 from torch import Tensor
 
+from bace.core.position import Position
+from bace.core.trainer import Trainer
 from bace.errors import ConfigError
 from bace.methods.slda import SLDA
 from bace.models.model import Output
-from bace.position import Position
-from bace.trainer import Trainer
 
 WIDTH, CLASSES = 5, 3
 

@@ -11,10 +11,10 @@ from checks import check_resume_equals_the_straight_run, counted_run
 from steps import array, assert_equal_bits, at_task, cross_entropy, make, recorded_passes, weights
 
 import bace
+from bace.core.trainer import Trainer
+from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.sparseer import SparseER
-from bace.stream import Batch
-from bace.trainer import Trainer
 
 
 def steps_of(tiny: Any, every: int, modality: str = "image", **changes: Any) -> tuple[list[tuple[int, Batch]], Any]:

@@ -11,9 +11,9 @@ import torch
 from steps import Array, array, assert_equal_bits, learned_before, weights
 from torch import Tensor
 
-from bace.evaluation import CHANCE_DRAWS, transfer
+from bace.core.evaluation import CHANCE_DRAWS, transfer
+from bace.data.batch import Batch
 from bace.randomness import generator
-from bace.stream import Batch
 
 Rule = Callable[[Array, Array], Array]  # unit features (rows, width), the coming classes' rows -> scores
 

@@ -1,7 +1,7 @@
 """Benchmarks: which data, cut into which tasks, with which settings by default."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bace.config import Config
-from bace.data import corpora as sets
-from bace.data.corpora import (
+from bace.config.schema import Config
+from bace.data import datasets
+from bace.data.batch import Modality
+from bace.data.datasets import (
     ENTITIES,
     ENTITIES_DESK,
     TOPICS,
@@ -24,17 +25,10 @@ from bace.data.corpora import (
     qualified,
 )
 from bace.data.digits import load_digits
-from bace.data.entities import tokenize_sentences
-from bace.data.images import Images
-from bace.data.pictures import Pictures, decode_pictures
-from bace.data.readers import has_split
-from bace.data.sources import Inputs, Table, first_of_each, read
-from bace.data.texts import load_tokenizer, tokenize_texts
+from bace.data.files import has_split
+from bace.data.table import Table, first_of_each, read
 from bace.errors import ConfigError, DataError, nearest
-from bace.models.backbones import backbone_path
-from bace.models.encoders import Encoder, ImageEncoder
 from bace.randomness import generator
-from bace.stream import Examples, Modality, Stream, Task
 
 
 @dataclass
@@ -237,129 +231,6 @@ def only(table: Table, classes: list[str]) -> Table:
 # -- from parts to a stream
 
 
-def make_stream(parts: list[Part], cut: Cut, encoder: Encoder, backbone: str, seed: int) -> Stream:
-    """Number the classes in order of arrival and the examples through all tasks; check everything on the way."""
-    modality = parts[0].train.modality
-    parts = [
-        Part(part.name, part.classes, _head(part.train, cut.train_per_task), _head(part.test, cut.test_per_task))
-        for part in parts
-    ]
-    check_parts(parts)
-    tables = [table for part in parts for table in (part.train, part.test)]
-    data, pieces = make_examples(modality, tables, cut, encoder, backbone)
-    names = class_names(modality, [part.classes for part in parts])
-    number = {name: c for c, name in enumerate(names)}
-    ranges = class_ranges(modality, [part.classes for part in parts])
-    tasks, targets, first = [], [], 0
-    for t, part in enumerate(parts):
-        ids = []
-        for table, split in ((part.train, pieces[2 * t]), (part.test, pieces[2 * t + 1])):
-            targets.append(table_targets(table, part, number))
-            ids.append(torch.arange(first, first + split))
-            first += split
-        # a sentence shows several classes, so sentences are held out as if they were of one
-        classes = torch.zeros_like(ids[0]) if modality == "token" else targets[-2]
-        train, valid = hold_out(ids[0], classes, cut.val_fraction, generator(seed, "validation", t))
-        tasks.append(Task(t, part.name, ranges[t], train, valid, ids[1]))
-    return Stream(data, torch.cat(targets), tasks, names)
-
-
-def make_examples(
-    modality: Modality, tables: Sequence[Table], cut: Cut, encoder: Encoder, backbone: str
-) -> tuple[Examples, list[int]]:
-    """All tables' examples as one, and how many each table has become."""
-    if (modality == "image") != (encoder.modality == "image"):
-        data = {"image": "images", "text": "texts", "token": "sentences"}[modality]
-        raise ConfigError(
-            f"backbone '{backbone}' takes {encoder.modality}s, but the data are {data}: choose another with --backbone "
-            "(see `bace list backbones`)"
-        )
-    if modality == "image":
-        assert isinstance(encoder, ImageEncoder)
-        if encoder.channels != 3:
-            raise ConfigError(
-                f"backbone '{backbone}' takes pictures of {encoder.channels} channels: choose one that takes 3 (colour)"
-            )
-        pixels = all_pixels([table.inputs for table in tables if len(table)], cut.image_size)
-        stored = min(pixels.shape[-2:])
-        images = Images(
-            pixels,
-            size=encoder.image_size,
-            mean=encoder.mean,
-            std=encoder.std,
-            augment=cut.augment,
-            flip=cut.flip and flips(tables),
-            padding=min(4, -(-stored // 8)),  # 4 for pictures of 28 and 32, less for smaller ones
-            window=round(0.875 * stored) if stored >= 128 else None,  # 224 of 256
-        )
-        return images, [len(table) for table in tables]
-    tokenizer = load_tokenizer(str(backbone_path(backbone)))
-    inputs: list[Any] = [example for table in tables for example in table.inputs]  # type: ignore[union-attr]
-    if modality == "text":
-        return tokenize_texts(inputs, tokenizer, cut.max_length), [len(table) for table in tables]
-    entities, windows = tokenize_sentences(inputs, tokenizer, cut.max_length)
-    counts, first = [], 0
-    for table in tables:
-        counts.append(sum(len(window) for window in windows[first : first + len(table)]))
-        first += len(table)
-    return entities, counts
-
-
-def all_pixels(inputs: Sequence[Inputs], image_size: int | None) -> Tensor:  # (examples, channels, height, width)
-    """The pictures of all tables, one after the other."""
-    if promised := [pictures for pictures in inputs if isinstance(pictures, Pictures)]:
-        return decode_pictures(promised, image_size)
-    tensors = [pixels for pixels in inputs if isinstance(pixels, Tensor)]
-    shapes = {tuple(pixels.shape[1:]) for pixels in tensors}
-    if len(shapes) > 1:
-        raise DataError(f"pictures of different shapes in one stream: {sorted(shapes)}; give them one size")
-    return torch.cat(tensors)
-
-
-def flips(tables: Sequence[Table]) -> bool | Tensor:  # (examples,)
-    """Which pictures may be mirrored."""
-    if len({table.mirror for table in tables}) == 1:
-        return tables[0].mirror
-    return torch.cat([torch.full((len(table),), table.mirror) for table in tables])
-
-
-def class_names(modality: Modality, classes: list[list[str]]) -> list[str]:
-    """Class names in order of arrival; for entities O, then B- and I- of each type."""
-    flat = [name for own in classes for name in own]
-    return ["O", *(f"{prefix}-{name}" for name in flat for prefix in "BI")] if modality == "token" else flat
-
-
-def class_ranges(modality: Modality, classes: list[list[str]]) -> list[range]:
-    """The class ids of each task; O is one of the first's."""
-    ends = [len(class_names(modality, classes[: t + 1])) for t in range(len(classes))]
-    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def table_targets(table: Table, part: Part, number: dict[str, int]) -> Tensor:  # (rows,)
-    if table.modality == "token":  # in a task only its own types are labelled, all else is O
-        own = set(part.classes)
-        tags = [tag if tag[2:] in own else "O" for sentence in table.labels for tag in sentence]
-        return torch.tensor([number[tag] for tag in tags], dtype=torch.int64)
-    return torch.tensor([number[str(label)] for label in table.labels], dtype=torch.int64)
-
-
-def hold_out(
-    ids: Tensor,  # (examples,)
-    classes: Tensor,  # (examples,)
-    fraction: float,
-    rng: torch.Generator,
-) -> tuple[Tensor, Tensor]:
-    """Training and validation ids: a share of each class's examples is held out, never all of them."""
-    if not 0 <= fraction < 1:
-        raise ConfigError(f"benchmark.val_fraction is {fraction}: it must be at least 0 and less than 1")
-    held = torch.zeros(len(ids), dtype=torch.bool)
-    for c in torch.unique(classes).tolist() if fraction else ():
-        own = torch.nonzero(classes == c).flatten()
-        count = min(round(fraction * len(own)), len(own) - 1)
-        held[own[torch.randperm(len(own), generator=rng)[:count]]] = True
-    return ids[~held], ids[held]
-
-
 def check_parts(parts: list[Part]) -> None:
     """Every class in one task only and shown in training and test; every label one of its task's."""
     owner: dict[str, str] = {}
@@ -401,6 +272,23 @@ def _own_data(modality: Modality) -> Callable[[Cut], list[Part]]:
     return parts
 
 
+def hold_out(
+    ids: Tensor,  # (examples,)
+    classes: Tensor,  # (examples,)
+    fraction: float,
+    rng: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Training and validation ids: a share of each class's examples is held out, never all of them."""
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"benchmark.val_fraction is {fraction}: it must be at least 0 and less than 1")
+    held = torch.zeros(len(ids), dtype=torch.bool)
+    for c in torch.unique(classes).tolist() if fraction else ():
+        own = torch.nonzero(classes == c).flatten()
+        count = min(round(fraction * len(own)), len(own) - 1)
+        held[own[torch.randperm(len(own), generator=rng)[:count]]] = True
+    return ids[~held], ids[held]
+
+
 def split_off(table: Table, fraction: float, rng: torch.Generator) -> tuple[Table, Table]:
     """A table without a test split as training and test."""
     names = {str(label): c for c, label in enumerate(dict.fromkeys(map(str, table.labels)))}
@@ -410,7 +298,7 @@ def split_off(table: Table, fraction: float, rng: torch.Generator) -> tuple[Tabl
     return table.take(train.tolist()), table.take(test.tolist())
 
 
-def _head(table: Table, limit: int | None) -> Table:
+def first_of_table(table: Table, limit: int | None) -> Table:
     return table if limit is None or limit >= len(table) else table.take(range(limit))
 
 
@@ -504,35 +392,35 @@ BENCHMARKS: dict[str, Benchmark] = {
         *_pictures(
             "cifar100",
             "CIFAR-100, 20 tasks of 5 classes (or 5, 10 tasks: benchmark.tasks)",
-            (sets.CIFAR100,),
+            (datasets.CIFAR100,),
             {**_VIT, "benchmark.tasks": 20},
             {"memory.size": 200, "backbone.freeze": 8},
         ),
         *_pictures(
             "cifar10",
             "CIFAR-10, 5 tasks of 2 classes; adapters",
-            (sets.CIFAR10,),
+            (datasets.CIFAR10,),
             {**_ADAPTERS, "benchmark.tasks": 5, "backbone.adapter": 64, "memory.size": 200, "train.epochs": 20},
             {"memory.size": 50, "train.lr": 0.005},
         ),
         *_pictures(
             "five-datasets",
             "SVHN, MNIST, CIFAR-10, notMNIST, Fashion-MNIST: 5 tasks of 10 classes",
-            (sets.SVHN, sets.MNIST, sets.CIFAR10, sets.NOTMNIST, sets.FASHION_MNIST),
+            (datasets.SVHN, datasets.MNIST, datasets.CIFAR10, datasets.NOTMNIST, datasets.FASHION_MNIST),
             {**_VIT, "benchmark.image_size": 32},
             {"memory.size": 100, "backbone.freeze": 8},
         ),
         _pictures(
             "four-datasets",
             "five-datasets without SVHN",
-            (sets.MNIST, sets.CIFAR10, sets.NOTMNIST, sets.FASHION_MNIST),
+            (datasets.MNIST, datasets.CIFAR10, datasets.NOTMNIST, datasets.FASHION_MNIST),
             {**_VIT, "benchmark.image_size": 32},
             {"memory.size": 100, "backbone.freeze": 8},
         )[1],
         *_pictures(
             "tiny-imagenet",
             "Tiny-ImageNet, 5 tasks of 40 classes (or 10 tasks: benchmark.tasks); adapters",
-            (sets.TINY_IMAGENET,),
+            (datasets.TINY_IMAGENET,),
             {**_ADAPTERS, "benchmark.tasks": 5},
             {
                 "memory.size": 400,
@@ -544,28 +432,28 @@ BENCHMARKS: dict[str, Benchmark] = {
         *_pictures(
             "imagenet-r",
             "ImageNet-R (renditions), 10 tasks of 20 classes",
-            (sets.IMAGENET_R,),
+            (datasets.IMAGENET_R,),
             {**_HARD, "memory.per_class": 20},
             {**_HARD_DESK, "memory.per_class": 2},
         ),
         *_pictures(
             "objectnet",
             "ObjectNet, 10 tasks of 20 classes",
-            (sets.OBJECTNET,),
+            (datasets.OBJECTNET,),
             _HARD,
             {**_HARD_DESK, "memory.per_class": 2},
         ),
         *_pictures(
             "omnibenchmark",
             "OmniBenchmark, 10 tasks of 30 classes",
-            (sets.OMNIBENCHMARK,),
+            (datasets.OMNIBENCHMARK,),
             _HARD,
             {**_HARD_DESK, "memory.per_class": 2},
         ),
         *_pictures(
             "vtab",
             "VTAB, 10 tasks of 5 classes; five domains, in order",
-            (sets.VTAB,),
+            (datasets.VTAB,),
             {**_HARD, "benchmark.class_order": None},
             {**_HARD_DESK, "memory.per_class": 2},
         ),

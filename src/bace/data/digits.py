@@ -2,7 +2,7 @@
 
 import torch
 
-from bace.data.sources import Table
+from bace.data.table import Table
 
 
 def load_digits() -> tuple[Table, Table]:

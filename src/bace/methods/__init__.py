@@ -4,8 +4,8 @@ import importlib
 import sys
 from importlib.metadata import entry_points
 
+from bace.core.method import Method
 from bace.errors import ConfigError, nearest
-from bace.method import Method
 from bace.methods.agem import AGEM
 from bace.methods.bace import BaCE
 from bace.methods.beef import BEEF

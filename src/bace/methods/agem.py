@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.core.method import Card, Method, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.method import Card, Method, Passes, Stage
-from bace.stream import Batch, Task
 
 
 class AGEM(Method):

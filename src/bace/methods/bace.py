@@ -11,14 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.bias import correct_bias, fit_bias
+from bace.core.method import Card, Loss, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
-from bace.holdout import HoldOut
-from bace.losses import distillation, mixture_nll, neighbour_log_weights, old_logit_mse
-from bace.method import Card, Loss, Passes, Stage
+from bace.methods.parts.bias_correction import correct_bias, fit_bias
+from bace.methods.parts.held_out import HoldOut
+from bace.methods.parts.losses import distillation, mixture_nll, neighbour_log_weights, old_logit_mse
+from bace.methods.parts.neighbours import Near, NeighbourTable, nearest, random_neighbours
 from bace.models.model import average_into, frozen_copy
-from bace.neighbours import Near, NeighbourTable, nearest, random_neighbours
-from bace.stream import NO_IDS, Batch, Task
 
 
 class BaCE(HoldOut):

@@ -8,14 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bace.core.method import Card, Loss, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
 from bace.models.expanded import Expanded
 from bace.models.heads import LinearHead, WideningHead
 from bace.models.model import Model, parameter_count
 from bace.randomness import generator
-from bace.stream import Batch, Task
 
 
 class FusingHead(WideningHead):

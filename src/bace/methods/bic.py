@@ -6,15 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bace.bias import correct_bias
+from bace.core.memory import draw_balanced
+from bace.core.method import Card, Loss, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
-from bace.holdout import HoldOut
-from bace.losses import soft_cross_entropy
-from bace.memory import draw_balanced
-from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
+from bace.methods.parts.bias_correction import correct_bias
+from bace.methods.parts.held_out import HoldOut
+from bace.methods.parts.losses import soft_cross_entropy
 from bace.models.heads import Head
-from bace.stream import NO_IDS, Batch, Task
 
 
 class BiC(HoldOut, ER):

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.core.method import Card, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.losses import mixture, neighbour_log_weights
-from bace.method import Card, Passes, Stage
 from bace.methods.extendner import ExtendNER
-from bace.neighbours import NeighbourTable, nearest
-from bace.stream import Batch, Task
+from bace.methods.parts.losses import mixture, neighbour_log_weights
+from bace.methods.parts.neighbours import NeighbourTable, nearest
 
 
 class CFNER(ExtendNER):

@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.core.method import Card, Loss, Passes
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.losses import old_logit_mse
-from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
+from bace.methods.parts.losses import old_logit_mse
 from bace.models.model import Model, average_into, frozen_copy
 from bace.randomness import generator
-from bace.stream import Batch, Task
 
 
 class CLSER(ER):

@@ -8,14 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bace.core.method import Card, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
-from bace.losses import relation_distillation, supervised_contrast
-from bace.method import Card, Passes, Stage
 from bace.methods.er import ER
+from bace.methods.parts.losses import relation_distillation, supervised_contrast
 from bace.models.heads import LinearHead
 from bace.models.model import Model, frozen_copy, parameter_count
 from bace.randomness import generator
-from bace.stream import NO_IDS, Batch, Task
 
 
 class Projector(nn.Module):

@@ -6,14 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bace.core.method import Card, Loss, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.losses import mixture, neighbour_log_weights
-from bace.method import Card, Loss, Passes, Stage
 from bace.methods.lucir import LUCIR
+from bace.methods.parts.losses import mixture, neighbour_log_weights
+from bace.methods.parts.neighbours import NeighbourTable, nearest
 from bace.models.heads import Head
 from bace.models.model import Model, Output
-from bace.neighbours import NeighbourTable, nearest
-from bace.stream import Batch, Task
 
 
 class Removal(nn.Module):

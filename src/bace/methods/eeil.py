@@ -9,12 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bace.core.method import Card, Loss, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
-from bace.losses import soft_cross_entropy
-from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
+from bace.methods.parts.losses import soft_cross_entropy
 from bace.models.model import frozen_copy
-from bace.stream import NO_IDS, Batch, Task
 
 
 class EEIL(ER):

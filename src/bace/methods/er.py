@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.method import Card, Loss, Method, Passes, Stage
-from bace.stream import Batch, Task
+from bace.core.method import Card, Loss, Method, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 
 
 class ER(Method):

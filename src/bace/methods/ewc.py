@@ -9,11 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bace.core.method import Card, Loss, Passes
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.fisher import fisher_diagonal
-from bace.method import Card, Loss, Passes
+from bace.methods.parts.fisher import fisher_diagonal
 from bace.methods.seq import SEQ
-from bace.stream import Batch, Task
 
 
 class EWC(SEQ):

@@ -9,15 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.core.method import Card, Loss, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.losses import soft_cross_entropy
-from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
+from bace.methods.parts.losses import soft_cross_entropy
 from bace.models.expanded import Expanded, shallow_copy, trained_part
 from bace.models.heads import LinearHead, WideningHead, align
 from bace.models.model import Model, parameter_count
 from bace.randomness import generator
-from bace.stream import Batch, Task
 
 
 class FOSTER(ER):

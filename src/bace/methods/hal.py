@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
+from bace.core.method import Card, Loss, Passes
+from bace.core.stream import Task
+from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
-from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
 from bace.models.model import Model
-from bace.stream import NO_IDS, Batch, Task
 
 AVERAGED = 128  # examples of a class whose mean its anchor starts from: few enough to be held at once
 

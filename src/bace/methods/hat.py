@@ -9,15 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bace.deltamask import DeltaMask
+from bace.core.method import Card, Loss, Method, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.method import Card, Loss, Method, Stage
+from bace.methods.parts.step_mask import DeltaMask
 from bace.models.adapters import Adapter, add_adapters
 from bace.models.gates import Gates
 from bace.models.heads import LinearHead
 from bace.models.model import Model, Output
 from bace.randomness import generator
-from bace.stream import Batch, Task
 
 
 class HAT(Method):

@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.core.method import Card, Loss, Passes
+from bace.core.stream import Task
+from bace.data.batch import MIRRORED, Batch
 from bace.errors import ConfigError
-from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
 from bace.models.heads import Head, imprint
 from bace.models.model import Model
-from bace.stream import MIRRORED, Batch, Task
 
 
 class ICaRL(ER):

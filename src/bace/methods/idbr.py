@@ -11,14 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bace.core.method import Card, Loss, Method, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
-from bace.method import Card, Loss, Method, Passes, Stage
 from bace.models.encoders import TextEncoder
+from bace.models.frozen_prefix import uncached
 from bace.models.heads import CosineHead, Head, LinearHead, kmeans
 from bace.models.model import Branch, Model, parameter_count
-from bace.models.prefix import uncached
 from bace.randomness import generator
-from bace.stream import NO_IDS, Batch, Task
 
 
 class Reader(nn.Module):

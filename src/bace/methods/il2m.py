@@ -6,9 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bace.method import Card, Passes
+from bace.core.method import Card, Passes
+from bace.core.stream import Task
+from bace.data.batch import NO_IDS, Batch
 from bace.methods.er import ER
-from bace.stream import NO_IDS, Batch, Task
 
 PROB, LOGITS = 0, 1  # rows of the statistics
 

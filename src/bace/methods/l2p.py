@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.core.method import Card, Method, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.method import Card, Method, Passes, Stage
 from bace.models.heads import LinearHead
 from bace.models.model import Model, parameter_count
 from bace.models.prompts import PromptedModel, PromptPool
 from bace.randomness import generator
-from bace.stream import Batch, Task
 
 
 class Recipe(NamedTuple):

@@ -5,13 +5,14 @@ from typing import Literal
 
 from torch import Tensor
 
+from bace.core.method import Card, Loss, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.losses import feature_cosine, margin_ranking
-from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
+from bace.methods.parts.losses import feature_cosine, margin_ranking
 from bace.models.heads import CosineHead
 from bace.models.model import Model, Output
-from bace.stream import Batch, Task
 
 
 class LUCIR(ER):

@@ -2,11 +2,11 @@
 
 from typing import Literal
 
+from bace.core.method import Card, Loss, Passes
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.losses import soft_cross_entropy
-from bace.method import Card, Loss, Passes
+from bace.methods.parts.losses import soft_cross_entropy
 from bace.methods.seq import SEQ
-from bace.stream import Batch
 
 
 class LwF(SEQ):

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
+from bace.core.memory import ElasticBuffers
+from bace.core.method import Card, Method, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
-from bace.memory import ElasticBuffers
-from bace.method import Card, Method, Passes, Stage
+from bace.methods.parts.neighbours import nearest
 from bace.models.heads import Head
 from bace.models.model import Model, Output, frozen_copy
-from bace.neighbours import nearest
 from bace.randomness import generator
-from bace.stream import NO_IDS, Batch, Task
 
 Weights = dict[str, Tensor]  # by parameter name
 

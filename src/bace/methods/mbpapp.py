@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from bace.method import Card
+from bace.core.method import Card
 from bace.methods.mbpa import MBPA
 from bace.methods.sparseer import SparseER
 

@@ -3,15 +3,16 @@ Class-Incremental Learning", ICLR 2023."""
 
 from typing import Literal
 
+from bace.core.method import Card, Loss, Passes
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.method import Card, Loss, Passes
 from bace.methods.er import ER
 from bace.models.encoders import freeze_prefix
 from bace.models.expanded import Forked
 from bace.models.heads import WideningHead, align
 from bace.models.model import Model, parameter_count
 from bace.randomness import generator
-from bace.stream import Batch, Task
 
 
 class MEMO(ER):

@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.core.method import Card, Loss, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
-from bace.gaussians import class_gaussians, mahalanobis, shrunk_factor
-from bace.method import Card, Loss, Passes, Stage
 from bace.methods.hat import HAT
+from bace.methods.parts.gaussians import class_gaussians, mahalanobis, shrunk_factor
 from bace.models.heads import LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
-from bace.stream import NO_IDS, Batch, Task
 
 
 @dataclass

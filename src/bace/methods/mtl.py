@@ -2,8 +2,8 @@
 
 import torch
 
-from bace.method import Card, Method, Stage
-from bace.stream import Task
+from bace.core.method import Card, Method, Stage
+from bace.core.stream import Task
 
 
 class MTL(Method):

@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bace.core.method import Card, Method, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.method import Card, Method, Stage
 from bace.models.adapters import own_adapters
 from bace.models.encoders import freeze_prefix
 from bace.models.heads import LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
-from bace.stream import Batch, Task
 
 
 class OWM(Method):

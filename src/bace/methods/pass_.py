@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.core.method import Card, Method, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.method import Card, Method, Passes, Stage
 from bace.models.heads import AugmentedHead
 from bace.models.model import Model
-from bace.stream import Batch, Task
 
 ROTATIONS = 4
 

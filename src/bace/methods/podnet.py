@@ -8,15 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.core.method import Card, Loss, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.losses import feature_cosine, nca, pooled_distance
-from bace.method import Card, Loss, Passes, Stage
 from bace.methods.er import ER
+from bace.methods.parts.losses import feature_cosine, nca, pooled_distance
 from bace.models.encoders import ImageEncoder
 from bace.models.heads import CosineHead, ProxyHead, imprint, kmeans
 from bace.models.model import Model, Output
 from bace.randomness import generator
-from bace.stream import Batch, Task
 
 
 class PODNet(ER):

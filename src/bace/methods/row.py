@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace.core.method import Card, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.method import Card, Passes, Stage
 from bace.methods.more import MORE
 from bace.models.heads import LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
-from bace.stream import Batch, Task
 
 
 class ROW(MORE):

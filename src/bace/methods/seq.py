@@ -5,8 +5,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.method import Card, Loss, Method
-from bace.stream import Batch
+from bace.core.method import Card, Loss, Method
+from bace.data.batch import Batch
 
 
 class SEQ(Method):

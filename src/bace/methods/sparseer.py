@@ -6,9 +6,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from bace.core.method import Card, Method, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.method import Card, Method, Passes, Stage
-from bace.stream import Batch, Task
 
 
 class SparseER(Method):

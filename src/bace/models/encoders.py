@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from bace.errors import ConfigError, DataError
 from bace.models.backbones import backbone_path, find_backbone
-from bace.models.prefix import PrefixCache, shared_cache
+from bace.models.frozen_prefix import PrefixCache, shared_cache
 from bace.models.weights import first_line, read_json, read_weights
 
 Modality = Literal["image", "text"]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from bace.data.batch import Batch
 from bace.models.encoders import Encoder
 from bace.models.heads import WideningHead
 from bace.models.model import Branch, Model, Output
-from bace.stream import Batch
 
 Part = TypeVar("Part", bound=nn.Module)
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bace.data.batch import Batch
 from bace.models.encoders import Encoder
 from bace.models.heads import Head
 from bace.randomness import derive, dropout_drawn_from
-from bace.stream import Batch
 
 Branch = tuple[Tensor, Sequence[Tensor]]  # (examples, tokens, width), and that for each block if asked for
 

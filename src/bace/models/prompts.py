@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bace.data.batch import Batch
 from bace.models.encoders import Encoder, freeze_prefix
 from bace.models.heads import Head
 from bace.models.model import Model, Output
-from bace.stream import Batch
 
 
 class PromptPool(nn.Module):

@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal
 
-from bace.paper.catalogue import ENTRIES, Cell, Scale, published, rows_of
 from bace.paper.comparisons import Among, Comparison, Leaf, Part, Quantity
 from bace.paper.results import NUMBERS, Finished, finished_runs
 from bace.paper.statements import CLAIMS, Encoded, Untestable
+from bace.paper.tables import ENTRIES, Cell, Scale, published, rows_of
 
 Verdict = Literal["supported", "not supported", "undecided", "missing runs", "not measured", "not testable"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
-from bace.paper.catalogue import Block, Buffer, Cell
 from bace.paper.results import rank_correlation
+from bace.paper.tables import Block, Buffer, Cell
 
 Leaf = tuple[Cell, str, str]  # a cell, the number of it that is meant, the table of published.csv that may print it
 

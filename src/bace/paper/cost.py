@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bace.config import Config
+from bace.config.schema import Config
+from bace.core.method import Method
 from bace.data.benchmarks import find_benchmark
-from bace.method import Method
-from bace.runner import make_method
+from bace.experiments.run import make_method
 
 CORPORA = {  # classes, training and test examples of the tasks, which show parts of corpora; of sentences, about
     "topics": (22, 22 * 28_000, 22 * 2_000 - 400),

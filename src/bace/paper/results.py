@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from bace.paper.catalogue import Cell, Entry, Printed, Scale, published, published_average
+from bace.paper.tables import Cell, Entry, Printed, Scale, published, published_average
 from bace.report.runs import COLUMNS, Metrics, Run, groups, load_runs
 
 Matrix = list[list[float]]

@@ -7,24 +7,6 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bace.paper.catalogue import (
-    ABLATIONS,
-    CIFAR,
-    DEITS,
-    FIVE,
-    HARD,
-    HARD_METHODS,
-    LONGER,
-    NER,
-    RIVALS,
-    SPANS,
-    TEXT,
-    VARIANTS,
-    WITH_MEMORY,
-    WITHOUT_MEMORY,
-    Buffer,
-    with_span,
-)
 from bace.paper.comparisons import (
     Among,
     Part,
@@ -41,6 +23,24 @@ from bace.paper.comparisons import (
     some,
     spread,
     within,
+)
+from bace.paper.tables import (
+    ABLATIONS,
+    CIFAR,
+    DEITS,
+    FIVE,
+    HARD,
+    HARD_METHODS,
+    LONGER,
+    NER,
+    RIVALS,
+    SPANS,
+    TEXT,
+    VARIANTS,
+    WITH_MEMORY,
+    WITHOUT_MEMORY,
+    Buffer,
+    with_span,
 )
 
 

@@ -17,8 +17,8 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
+from bace.core.metrics import MEASURES, new_task_accuracy
 from bace.errors import DataError
-from bace.metrics import MEASURES, new_task_accuracy
 
 # Settings that name a run rather than define it; seeds of one experiment may differ in them.
 BOOKKEEPING = frozenset({"seed", "studies", "out", "folder", "resume", "progress", "verbose"})

@@ -1,7 +1,7 @@
 """What the paper measures beside accuracy. A study looks on and feeds nothing back: docs/studies.md."""
 
+from bace.core.study import Seen, Skipped, Study
 from bace.studies import bias, gallery, probing, tracking
-from bace.studies.study import Seen, Skipped, Study
 
 STUDIES: dict[str, Study] = {  # the names are those of config.StudyName
     "probing": probing.STUDY,

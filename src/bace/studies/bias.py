@@ -1,8 +1,8 @@
 """The scale A and shift B that a bias correction has learned, after each task (docs/bace.md 7)."""
 
-from bace.config import Config
-from bace.stream import Stream
-from bace.studies.study import Record, Seen, Skipped, Study, columns
+from bace.config.schema import Config
+from bace.core.stream import Stream
+from bace.core.study import Record, Seen, Skipped, Study, columns
 
 
 def after_task(seen: Seen) -> Record:

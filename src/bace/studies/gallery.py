@@ -7,22 +7,23 @@ training examples of the task in the eyes of the teacher, or of the network wher
 import base64
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from bace.config import Config
-from bace.data.entities import Entities
-from bace.data.images import Images
-from bace.data.texts import Texts, load_tokenizer
-from bace.method import Method
+from bace.config.schema import Config
+from bace.core.method import Method
+from bace.core.stream import Stream, Task
+from bace.core.study import Record, Seen, Study
+from bace.data.modalities.image import Images
+from bace.data.modalities.text import Texts, load_tokenizer
+from bace.data.modalities.token import Entities
+from bace.methods.parts.neighbours import NeighbourTable
 from bace.models.backbones import backbone_path
 from bace.randomness import generator
-from bace.stream import Stream, Task
-from bace.studies.study import Record, Seen, Study
 
 ANCHORS = 3  # shown of each task
 NEIGHBOURS = 5  # where the method does not say how many
@@ -31,9 +32,16 @@ LETTERS = 300  # of a text, at most
 LICENCE = "gallery (a study: neighbours of a few examples are shown, fed back to nothing)"
 
 
+@runtime_checkable
+class HasNeighbours(Protocol):
+    """A method that uses neighbours: those of this epoch, if there are any."""
+
+    def epoch_table(self) -> NeighbourTable | None: ...
+
+
 def before_epoch(method: Method, task: Task) -> Record | None:
     """Anchors and their neighbours in the method's own table of the epoch."""
-    table = method.epoch_table()
+    table = method.epoch_table() if isinstance(method, HasNeighbours) else None
     if table is None:
         return None
     targets = method.stream.targets[table.anchors]

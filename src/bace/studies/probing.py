@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace import metrics
-from bace.config import Config
-from bace.evaluation import score
+from bace.config.schema import Config
+from bace.core import metrics
+from bace.core.evaluation import score
+from bace.core.stream import Stream
+from bace.core.study import Record, Seen, Study, columns
 from bace.models.heads import CosineHead, Head, LinearHead
 from bace.randomness import generator
-from bace.stream import Stream
-from bace.studies.study import Record, Seen, Study, columns
 
 PROBES: dict[str, type[Head]] = {"cosine": CosineHead, "linear": LinearHead}  # the first is the main number
 

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.config import Config
-from bace.stream import Stream
-from bace.studies.study import Record, Seen, Skipped, Study, columns
+from bace.config.schema import Config
+from bace.core.stream import Stream
+from bace.core.study import Record, Seen, Skipped, Study, columns
 
 
 def after_task(seen: Seen) -> Record:

@@ -1,0 +1,54 @@
+"""What is printed: tables, lines, errors."""
+
+import sys
+import tempfile
+import traceback
+
+
+def printable(text: str) -> str:
+    """Control characters, which could rewrite the terminal, as they are escaped in Python."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def kept_traceback() -> str:
+    """Where the traceback of the error being handled was written to."""
+    with tempfile.NamedTemporaryFile("w", prefix="bace-", suffix=".txt", delete=False) as file:
+        traceback.print_exc(file=file)
+    return f"This is a fault of bace: please report it with {file.name}"
+
+
+def print_rows(header: list[str], rows: list[list[str]]) -> None:
+    """A table as wide as the terminal; names are never shortened, so that they can be copied."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(header[0], no_wrap=True, overflow="ignore", min_width=max(len(row[0]) for row in rows))
+    for name in header[1:]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(value)) for value in row))  # Text, because a str would be read as markup
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def in_line(value: object) -> str:
+    """A value of a prediction: words and tags with spaces, entities as 0-13 person "Angela Merkel"."""
+    if not isinstance(value, list):
+        return printable(str(value))
+    return " ".join(
+        printable(item if isinstance(item, str) else f'{item["start"]}-{item["end"]} {item["type"]} "{item["text"]}"')
+        for item in value
+    )
+
+
+def in_words(value: object) -> str:
+    """A cell: lists and the names of settings with commas."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | dict) else str(value)

@@ -1,0 +1,1 @@
+"""Settings: what there is to set, how it is read, and how it is explained."""

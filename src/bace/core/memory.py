@@ -1,0 +1,251 @@
+"""The small memory of old examples: slots of (example id, task, group, rank) and whatever a method notes beside them.
+
+A group is what the quota counts: a class, or an entity type. No pixel is copied; augmentation is always fresh.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bace.data.batch import NO_IDS
+from bace.errors import ConfigError
+
+_COLUMNS = ("examples", "task", "group")
+
+
+class ElasticBuffers(nn.Module):
+    """A module whose buffers take the shape they were saved with, so that what grows with the data can be loaded."""
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for name in self._buffers:
+            saved = state_dict.get(prefix + name)
+            current = self._buffers[name]
+            if saved is not None and (current is None or current.shape != saved.shape):
+                self._buffers[name] = torch.empty_like(saved, device=None if current is None else current.device)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+class Memory(ElasticBuffers):
+    """Exemplars within a budget.
+
+    Args:
+        select: "herding" or "random": how `Method.remember` chooses the examples of a finished task.
+        size: total number of slots, shared equally by the groups seen so far; the quota shrinks as groups arrive.
+        per_class: instead of `size`, a fixed number of slots per group that never shrinks.
+        allow_missing_classes: with fewer slots than groups, keep one example of a random subset of groups instead of
+            raising an error.
+    """
+
+    examples: Tensor  # (slots,) ids in the stream
+    task: Tensor  # (slots,) index of the task that stored it
+    group: Tensor  # (slots,) the group it stands for
+    seen: Tensor  # () how many examples were ever offered (reservoir)
+
+    def __init__(
+        self, size: int = 0, per_class: int = 0, select: str = "herding", allow_missing_classes: bool = False
+    ) -> None:
+        super().__init__()
+        if size < 0 or per_class < 0 or (size and per_class):
+            raise ConfigError(f"memory: give a total `size` ({size}) or `per_class` ({per_class}), not both")
+        self.size, self.per_class, self.select = size, per_class, select
+        self.allow_missing_classes = allow_missing_classes
+        for name in _COLUMNS:
+            self.register_buffer(name, NO_IDS.clone())
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.notes: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def quota(self, groups: int) -> int:
+        """Slots per group when `groups` of them are known now (never by how many are to come)."""
+        if self.per_class or not self.size:
+            return self.per_class
+        quota = self.size // max(groups, 1)
+        if quota == 0 and not self.allow_missing_classes:
+            raise ConfigError(
+                f"a memory of {self.size} examples cannot hold one of each of {groups} classes (for sentences: entity "
+                f"types): make memory.size at least {groups}, or set memory.allow_missing_classes"
+            )
+        return quota
+
+    # -- slots
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Keep a value, vector or matrix per slot beside the examples; a larger one later pads the others with NaN."""
+        if name not in self._buffers:
+            self.register_buffer(name, values)
+            self.notes.append(name)
+        else:
+            setattr(self, name, values)
+
+    def add(self, examples: Tensor, task: int, group: Tensor, **notes: Tensor) -> None:
+        """Append slots; a note that is kept but not given is NaN until it is."""
+        columns = {"examples": examples, "task": torch.full_like(examples, task), "group": group}
+        for name, new in columns.items():
+            setattr(self, name, torch.cat([getattr(self, name), new]))
+        missing = {name: getattr(self, name) for name in self.notes if name not in notes}
+        notes |= {name: old.new_full((len(examples), *old.shape[1:]), math.nan) for name, old in missing.items()}
+        for name, new in notes.items():
+            old = getattr(self, name) if name in self._buffers else new[:0]
+            self.note(name, _cat_wider(old, new))
+
+    def keep(self, slots: Tensor) -> None:
+        """Keep only these slots, in this order."""
+        for name in (*_COLUMNS, *self.notes):
+            setattr(self, name, getattr(self, name)[slots])
+
+    def put(self, slots: Tensor, examples: Tensor, task: int, group: Tensor, **notes: Tensor) -> None:
+        """Overwrite these slots; a slot named twice takes the later example."""
+        self.examples[slots], self.task[slots], self.group[slots] = examples, task, group
+        for name, new in notes.items():
+            merged = _cat_wider(getattr(self, name), new)
+            merged[slots] = merged[len(self) :].clone()
+            self.note(name, merged[: len(self)])
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:  # (count,) slots
+        """Slots drawn uniformly, with replacement."""
+        return torch.randint(len(self), (count,), generator=generator)
+
+    def first(self, count: int) -> dict[int, Tensor]:
+        """Up to `count` examples of each group, in the order in which they were chosen."""
+        return {group: self.examples[self.group == group][:count] for group in torch.unique(self.group).tolist()}
+
+    # -- policies, at the end of a task
+
+    def trim(self, quota: int) -> None:
+        """Shrink every group to its first `quota` slots: the order in which they were chosen is kept."""
+        rank = torch.zeros_like(self.group)
+        for group in torch.unique(self.group).tolist():
+            mine = self.group == group
+            rank[mine] = torch.arange(int(mine.sum()))
+        self.keep(torch.nonzero(rank < quota).flatten())
+
+    def fill(self, chosen: dict[int, Tensor], task: int, quota: int, generator: torch.Generator) -> None:
+        """Trim the old groups to `quota`, then add the new groups' examples, each in order of preference."""
+        count = max(quota, 1)  # a quota of 0 (allow_missing_classes): one each, of a random subset of the groups
+        self.trim(count)
+        for group, examples in chosen.items():
+            self.add(examples[:count], task, torch.full_like(examples[:count], group))
+        if quota == 0:
+            self.keep(torch.randperm(len(self), generator=generator)[: self.size].sort().values)
+
+    # -- policies, example by example
+
+    def offer_reservoir(
+        self, examples: Tensor, task: int, group: Tensor, generator: torch.Generator, **notes: Tensor
+    ) -> None:
+        """Vitter's reservoir: after n offers every one of them is kept with probability size/n."""
+        count = int(self.seen) + torch.arange(1, len(examples) + 1)  # offers so far, this one included
+        chance = torch.rand(len(examples), generator=generator, dtype=torch.float64)
+        slot = torch.where(count <= self.size, count - 1, (chance * count).long())
+        self.seen += len(examples)
+        grown = count <= self.size
+        self.add(examples[grown], task, group[grown], **{k: v[grown] for k, v in notes.items()})
+        # of several offers for one slot the last wins, as if they had come one at a time
+        taken = torch.nonzero(~grown & (slot < self.size)).flatten().tolist()
+        last = torch.tensor(list({int(slot[i]): i for i in taken}.values()), dtype=torch.int64)
+        self.put(slot[last], examples[last], task, group[last], **{k: v[last] for k, v in notes.items()})
+
+    def offer_ring(self, examples: Tensor, task: int, group: Tensor, quota: int) -> None:
+        """First in, first out, `quota` slots for each group."""
+        self.add(examples, task, group)
+        newest = torch.zeros(len(self), dtype=torch.bool)
+        for g in torch.unique(self.group).tolist():
+            newest[torch.nonzero(self.group == g).flatten()[-quota:] if quota else NO_IDS] = True
+        self.keep(torch.nonzero(newest).flatten())
+
+    def offer_greedy(self, examples: Tensor, task: int, group: Tensor, generator: torch.Generator) -> None:
+        """GDumb's sampler: take what is under its quota; when full, a random example of the largest group leaves."""
+        for i in range(len(examples)):
+            groups = torch.cat([self.group, group[i : i + 1]])
+            quota = self.per_class or max(self.size // len(torch.unique(groups)), 1)
+            if int((self.group == group[i]).sum()) >= quota:
+                continue
+            if self.size and len(self) >= self.size:
+                names, counts = torch.unique(self.group, return_counts=True)
+                largest = torch.nonzero(self.group == names[counts.argmax()]).flatten()
+                leaves = largest[torch.randint(len(largest), (1,), generator=generator)]
+                self.keep(torch.nonzero(torch.arange(len(self)) != leaves).flatten())
+            self.add(examples[i : i + 1], task, group[i : i + 1])
+
+
+def herd(
+    features: Tensor,  # (examples, width) of one class, clean view
+    count: int,
+) -> Tensor:  # (min(count, examples),) positions, in order
+    """iCaRL's herding: each pick brings the mean of the chosen unit features closest to the class mean."""
+    unit = F.normalize(features, dim=1)
+    mean, total = unit.mean(0), torch.zeros(unit.shape[1], dtype=unit.dtype)
+    free = torch.ones(len(unit), dtype=torch.bool)
+    order = []
+    for k in range(1, min(count, len(unit)) + 1):
+        distance = (mean - (total + unit) / k).norm(dim=1).masked_fill(~free, math.inf)
+        pick = int(distance.argmin())
+        order.append(pick)
+        total, free[pick] = total + unit[pick], False
+    return torch.tensor(order, dtype=torch.int64)
+
+
+def draw_balanced(
+    labels: Tensor,  # (rows,)
+    generator: torch.Generator,
+) -> Tensor:  # (drawn,) positions, ascending
+    """As many rows of each class as the rarest one has, drawn without replacement."""
+    shuffle = torch.randperm(len(labels), generator=generator)
+    classes, counts = torch.unique(labels, return_counts=True)
+    drawn = [shuffle[labels[shuffle] == c][: int(counts.min())] for c in classes]
+    return torch.cat([NO_IDS, *drawn]).sort().values
+
+
+def stack_rows(
+    values: Tensor,  # (rows, width)
+    owner: Tensor,  # (rows,) which example each row is of, ascending
+    examples: int,
+) -> Tensor:  # (examples, most rows of an example, width)
+    """A note for each example out of values for each row; padded with NaN where an example has fewer rows."""
+    rank = _rank(owner)
+    stacked = values.new_full((examples, int(rank.max()) + 1, values.shape[1]), math.nan)
+    stacked[owner, rank] = values
+    return stacked
+
+
+def unstack_rows(
+    stacked: Tensor,  # (examples, rows or more, width)
+    owner: Tensor,  # (rows,) which example each row is of, ascending
+) -> Tensor:  # (rows, width)
+    """The values of each row again."""
+    return stacked[owner, _rank(owner)]
+
+
+def _rank(owner: Tensor) -> Tensor:
+    """Which of its example's rows each row is."""
+    owner = owner.contiguous()
+    return torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
+
+
+def _cat_wider(old: Tensor, new: Tensor) -> Tensor:
+    """Slots of `old` then of `new`; in every other dimension the smaller is padded with NaN."""
+    if old.shape[1:] != new.shape[1:]:
+        shape = [max(sizes) for sizes in zip(old.shape[1:], new.shape[1:], strict=True)]
+        old, new = (_padded(x, shape) for x in (old, new))
+    return torch.cat([old, new])
+
+
+def _padded(x: Tensor, shape: list[int]) -> Tensor:
+    room = [size - own for own, size in zip(x.shape[1:], shape, strict=True)]
+    return F.pad(x, [side for size in reversed(room) for side in (0, size)], value=math.nan)  # from the last one on

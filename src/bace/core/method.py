@@ -1,0 +1,375 @@
+"""A way to learn a stream of tasks. Override what differs from plain fine-tuning, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bace.config.schema import OptimiserName, Training
+from bace.core.memory import ElasticBuffers, Memory, herd
+from bace.core.position import Position
+from bace.core.stream import Stream, Task
+from bace.data.batch import Batch, Modality
+from bace.models.heads import Head, imprint
+from bace.models.model import Model, Output, frozen_copy, parameter_count
+from bace.randomness import generator
+
+Loss = Tensor | dict[str, Tensor] | None
+
+
+@dataclass
+class Stage:
+    """One stretch of training. `examples` and `parameters` are asked for after `prepare`, so they may be decided late.
+
+    Made anew by `Method.stages` on resume: `structure` (modules and buffers of the right shape, no values) is replayed,
+    `prepare` (values) runs once and never again.
+    """
+
+    name: str
+    loss: Callable[[Batch], Loss]
+    epochs: int
+    batch_size: int
+    examples: Callable[[], Tensor]  # ids
+    module: Callable[[], nn.Module]  # what is trained and put in train mode; everything else is in eval mode
+    # what is optimised, by the name of its group; the rest of the module asks for no gradient meanwhile. Default: all
+    # of the module's parameters, in the groups that its modules name (`optimiser_group`)
+    groups: Callable[[], Mapping[str, Iterable[nn.Parameter]]] | None = None
+    # an epoch's ids in their order, as many as `examples`; default: each once, shuffled
+    sampler: Callable[[torch.Generator], Tensor] | None = None
+    augment: bool = True  # random views; otherwise clean ones
+    cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
+    optimise: bool = True  # False: a stage without gradients
+    min_steps: int = 0  # the epochs are raised until there are at least so many optimiser steps
+    lr: float | None = None  # default: the run's, as for the optimiser, momentum, clip and schedule
+    rates: Mapping[str, float] = field(default_factory=dict)  # learning rates of groups that have their own
+    optimiser: OptimiserName | None = None
+    momentum: float | None = None
+    clip: float | None = None
+    schedule: Callable[[float], float] | None = None  # epochs done (a fraction too) -> factor of the learning rate
+    structure: Callable[[], None] | None = None
+    prepare: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What a task after the first costs: passes of examples through an encoder, forward; there and back counts three.
+
+    Declared once for docs/methods.md and the estimates of `bace paper`; tests/test_cost.py compares it with runs.
+    """
+
+    new: float = 3.0  # of each example of the task, in every epoch
+    replayed: float = 0.0  # of each example replayed beside these, in every epoch
+    task: float = 0.0  # of each example of the task, once: herding and other statistics
+    memory: float = 0.0  # of each example in memory, once
+    epochs: int | None = None  # how often `new` and `replayed` count; default: the run's epochs
+
+
+@dataclass(frozen=True)
+class Card:
+    """What docs/methods.md says of a method, beside what its code says."""
+
+    mechanism: str
+    o_rows: str  # entities: what is done with words labelled O; or why the method refuses tokens
+    stages: tuple[str, ...] = ("main",)  # of a task after the first
+    replay: Literal["", "batch", "concat"] = ""  # the `mode` of replay in which the authors published it
+    reading: str = ""  # what was decided where the originals disagree or are silent
+    besides: str = ""  # what it costs that `Method.cost` does not say
+
+
+class Method(ElasticBuffers):
+    """The hooks, in the order in which the trainer calls them; the defaults are plain fine-tuning.
+
+    The constructor's annotated parameters are the hyper-parameters, the command-line flags, the YAML keys and the
+    documentation; what is not a hyper-parameter is attached by the run. Whatever must outlive a step is a parameter or
+    buffer (buffers may change shape), so that it is in every checkpoint.
+    """
+
+    title: ClassVar[str]  # as the paper names it; default: the class's name
+    paper: ClassVar[str] = ""
+    card: ClassVar[Card | None] = None
+    modalities: ClassVar[frozenset[Modality]] = frozenset(("image", "text", "token"))
+    uses_memory: ClassVar[bool] = False
+    licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
+    growing_head: ClassVar[bool] = True  # one head with a row per class: forward transfer can be measured
+    one_encoder: ClassVar[bool] = True  # the features of all classes are of one space: studies can compare them
+    learns_o: ClassVar[bool] = True  # entities: words labelled O in a later task's sentences are learned as class 0
+    keeps_teacher: bool = False  # from the second task on `teacher` is the network as the last task left it
+    # of the encoder's size, kept while a later task is learned; what `keeps_teacher` and `expands` say comes on top
+    networks: ClassVar[int] = 1
+    expands: ClassVar[bool] = False  # every task adds a network
+    cost: Passes = Passes()
+    scorers: ClassVar[tuple[str, ...]] = ()  # other ways to predict, by name; each is evaluated beside the main one
+
+    model: Model
+    teacher: Model | None
+    memory: Memory
+    stream: Stream
+    now: Position
+    training_settings: Training
+    fresh_model: Callable[[], Model]  # the pre-trained start again
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "title" not in vars(cls):
+            cls.title = cls.__name__
+
+    # -- hooks
+
+    def build(self, model: Model) -> Model:
+        """Once, before the first task: exchange the head, add adapters or prompts, register buffers."""
+        return model
+
+    def before_task(self, task: Task) -> None:
+        """The network is as the last task left it."""
+
+    def grow(self, task: Task) -> None:
+        """Make what the task needs: head rows, and teachers as a copy of the network before it grows.
+
+        Replayed on resume to make the shapes, which are then filled with the saved values: it must depend on nothing
+        but the task and the shapes before it."""
+        if self.keeps_teacher and task.index:
+            self.teacher = frozen_copy(self.model)  # before the head grows: old classes only
+        self.model.head.grow(len(task.classes), generator(self.now.seed, "head", task.index))
+
+    def start_over(self, task: Task) -> None:
+        """Instead of growing: the pre-trained weights again, with new head rows for all tasks up to this one."""
+        self.model = self.build(self.fresh_model())
+        for earlier in self.stream[: task.index + 1]:
+            self.model.head.grow(len(earlier.classes), generator(self.now.seed, "head", earlier.index))
+
+    def rebuild(self, tasks: Sequence[Task]) -> None:
+        """Make the shapes that these tasks have left, up to where the run is in the last of them; values come after."""
+        now, current = self.now, self.now.task
+        for task in tasks:
+            last = task.index == current
+            if last and now.phase == "begin":
+                break
+            now.show_task(task)
+            self.grow(task)
+            stages = self.stages(task)
+            for stage in stages[: now.stages_done + now.prepared] if last and now.phase == "train" else stages:
+                if stage.structure:
+                    stage.structure()
+            if not last or now.phase in ("evaluate", "end"):
+                self.shrink(task)
+        now.task = current
+
+    def stages(self, task: Task) -> list[Stage]:
+        return [self.stage(task)]
+
+    def before_epoch(self, stage: Stage) -> None:
+        """Tables and teacher outputs of an epoch. Run again on resume, so it must be idempotent."""
+
+    def expand(self, batch: Batch) -> Iterable[Batch]:
+        """The batches that one outer batch is worth, an optimiser step each."""
+        return (batch,)
+
+    def loss(self, batch: Batch) -> Loss:
+        """A number, or named terms, which are summed and logged; None or no terms: a step without gradient."""
+        return F.cross_entropy(self.model(batch).logits, batch.targets)
+
+    def before_step(self, batch: Batch) -> None:
+        """Gradients are there; clipping and the optimiser's step come after."""
+
+    def after_step(self, batch: Batch) -> None: ...
+
+    def after_epoch(self, stage: Stage) -> None: ...
+
+    def after_task(self, task: Task) -> None:
+        if self.uses_memory:
+            self.remember(task)
+
+    def shrink(self, task: Task) -> None:
+        """Let go of modules that only the task's stages needed, so that no later checkpoint holds them.
+
+        Called after `after_task` and, like `grow`, replayed on resume."""
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
+        """Scores of all classes seen so far, by the method's own rule or by one of its `scorers`. The method chooses
+        its own grad mode."""
+        with torch.inference_mode():
+            out: Output = self.model(batch)
+        return out.logits
+
+    def evaluated(self, task: Task) -> Tensor:  # (examples,) ids
+        """The test examples of a task that are evaluated: all of them, unless predicting one takes too long for that.
+        Where it is a sample, metrics.json says so."""
+        return task.test
+
+    def prediction_cost(self, examples: int) -> str | None:
+        """What it takes to predict so many examples, in words, if that is far more than a pass each; said before it
+        starts."""
+        return None
+
+    def validation_loss(self, examples: Tensor) -> float | None:
+        """What early stopping watches, on clean views; None: this stage is never cut short."""
+        return float(F.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
+
+    def needs(self, task: int) -> tuple[int, int]:
+        """Numbers kept, and numbers trained at once, while task `task` (the first is 0) is learned: it is told before a
+        run what that takes, and a run that cannot fit is refused. Heads are too small to count."""
+        encoder = self.model.encoder
+        networks = self.networks + (self.keeps_teacher and task > 0) + self.expands * task
+        return parameter_count(encoder) * networks, parameter_count(encoder, trained_only=True)
+
+    # -- forward transfer: a task that is not yet learned, scored by the method's own rule (evaluation.transfer)
+
+    def transfer_model(self) -> Model:
+        """The network that predicts. Its features are scored, and a copy of its head grows by the task's classes."""
+        return self.model
+
+    def transfer_rows(self, task: Task) -> Tensor:  # (classes of the task, width)
+        """The rows of these classes, made from the task's training examples: imprinted."""
+        model = self.transfer_model()
+        features, targets = self.outputs(task.train, model).features, self.stream.labels(task.train)[1]
+        return imprint(features, targets, task.classes, model.head.weight.detach().cpu())
+
+    def transfer_scores(self, features: Tensor, head: Head) -> Tensor:  # (rows, width) -> (rows, seen and new classes)
+        """The scores that `predict` would give to these features if `head`, the grown one, were the network's."""
+        logits: Tensor = head(features)
+        return logits
+
+    # -- for studies, which look on (docs/studies.md)
+
+    def report(self) -> dict[str, float]:
+        """Small numbers that the method has learned by the end of a task, by name."""
+        return {}
+
+    # -- what methods are made of
+
+    def stage(self, task: Task, **changes: Any) -> Stage:
+        """The ordinary stage over the task's own examples; `changes` replace its fields."""
+        fields: dict[str, Any] = {
+            "name": "main",
+            "loss": self.loss,
+            "epochs": self.training_settings.epochs,
+            "batch_size": self.batch_size - self.replay_size,
+            "examples": lambda: self.trained(task),
+            "module": lambda: self.model,
+        }
+        return Stage(**{**fields, **changes})
+
+    def trained(self, task: Task) -> Tensor:  # (examples,)
+        """The task's examples that are trained on."""
+        return task.train
+
+    @property
+    def batch_size(self) -> int:
+        return self.training_settings.batch_size
+
+    @property
+    def replay_size(self) -> int:
+        """How many of a batch's examples come from memory: none while it is empty (docs/bace.md 1.6)."""
+        return self.replay_share if self.uses_memory and len(self.memory) else 0
+
+    @property
+    def replay_share(self) -> int:
+        """How many of them do so once the memory holds something."""
+        ratio = self.training_settings.replay_ratio
+        wanted = max(round(self.batch_size * ratio), 1) if ratio else 0
+        return min(wanted, self.batch_size - 1)  # at least one new example a step
+
+    def replay(self, draw: int = 1) -> Batch | None:
+        """A batch drawn uniformly, with replacement, from memory; None while it is empty."""
+        if not self.replay_size:
+            return None
+        fresh = self.training_settings.buffer_view == "fresh"
+        return self.stream.batch(self.memory.examples[self.drawn(draw)], view=self.now.view(draw if fresh else 0))
+
+    def drawn(self, draw: int = 1) -> Tensor:  # (replay_size,) slots
+        """The slots that `replay(draw)` shows at this step."""
+        return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
+
+    def labelled(self, targets: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool
+        """Which rows are learned by their labels, the first `new` of them being new and the others replayed: all but
+        words labelled O, among which entities of other tasks hide after the first one. There it is the method that
+        decides for new sentences (`learns_o`), and `train.replay_o` for replayed ones."""
+        rows = torch.ones_like(targets, dtype=torch.bool)
+        if self.stream.background is not None and self.now.known:
+            entity = targets != self.stream.background
+            if not self.learns_o:
+                rows[:new] = entity[:new]
+            if self.training_settings.replay_o == "distil":
+                rows[new:] = entity[new:]
+        return rows
+
+    def remember(self, task: Task) -> None:
+        """Refill the memory at the end of a task, within its budget."""
+        if self.memory.size or self.memory.per_class:
+            quota = self.quota(task)
+            chosen = self.choose(task.train, task, max(quota, 1))
+            self.memory.fill(chosen, task.index, quota, generator(self.now.seed, "missing", task.index))
+
+    def quota(self, task: Task) -> int:
+        """Memory slots for each class (entity type) known by the end of this task."""
+        groups = self.stream.groups[: task.classes.stop]
+        return self.memory.quota(len(set(groups.tolist()) - {-1}))
+
+    def choose(self, examples: Tensor, task: Task, count: int) -> dict[int, Tensor]:
+        """Up to `count` of these examples for each group, in order of preference: herding on the student's clean
+        features, or at random. Sentences are chosen at random, each for one of the entity types it shows."""
+        chosen: dict[int, Tensor] = {}
+        taken = torch.zeros(len(self.stream.data), dtype=torch.bool)
+        for group, members in self.stream.by_group(examples).items():
+            free = members[~taken[members]]
+            if self.memory.select == "herding" and self.stream.modality != "token":
+                order = herd(self.herded(free), count)
+            else:
+                order = torch.randperm(len(free), generator=generator(self.now.seed, "keep", task.index, group))
+            chosen[group] = free[order[:count]]
+            taken[chosen[group]] = True
+        return chosen
+
+    def herded(self, examples: Tensor) -> Tensor:  # (examples, width)
+        """The features that herding goes by."""
+        return self.outputs(examples).features
+
+    def imprint(self, task: Task) -> None:
+        """Make the task's head rows from data: the mean features of their classes."""
+        head, trained = self.model.head, self.trained(task)
+        old_rows = head.weight.detach().cpu()[: task.classes.start]
+        rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)
+        head.imprint(rows)
+
+    def memories(self) -> list[Memory]:
+        return [module for module in self.modules() if isinstance(module, Memory)]
+
+    def remembered(self) -> Tensor:
+        """Ids of all examples in memory."""
+        return torch.cat([memory.examples for memory in self.memories()])
+
+    def outputs(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
+        """Features and logits of all rows of these examples, on the CPU (see `peek`)."""
+        parts, in_order = self.stream.bucketed(examples, self.training_settings.eval_batch_size)
+        out = self.peek((self.stream.batch(part, view=view) for part in parts), model)
+        return Output(in_order(out.features.cpu()), in_order(out.logits.cpu()))
+
+    def peek(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
+        """Features, logits and (texts: of batches of one length) taps without gradient and in eval mode; a model in
+        training is put back as it was."""
+        model = model or self.model
+        was_training = model.training
+        if was_training:
+            model.eval()
+        with torch.inference_mode():
+            features, logits, tapped, *_ = zip(*(model(batch, taps=taps) for batch in batches), strict=True)
+        if was_training:
+            model.train()
+        # concatenating outside of inference mode makes ordinary tensors, which a loss may take
+        return Output(torch.cat(features), torch.cat(logits), tuple(map(torch.cat, zip(*tapped, strict=True))))
+
+    # -- the constructor is the configuration
+
+    @classmethod
+    def hyper_parameters(cls) -> dict[str, inspect.Parameter]:
+        return {k: v for k, v in inspect.signature(cls).parameters.items() if k != "self"}

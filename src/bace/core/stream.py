@@ -1,0 +1,217 @@
+"""What a method is given to learn from: tasks, by a stream that refuses what a task may not see."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from bace.data.batch import Batch, Examples, Modality, View
+from bace.errors import DataError, StreamRefused
+
+BUCKET = 50  # batches whose examples are sorted by length together, where training batches are bucketed
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step of the stream: new classes and the examples that show them."""
+
+    index: int
+    name: str
+    classes: range
+    train: Tensor  # (examples,) ids
+    valid: Tensor  # (examples,) ids; empty unless `val_fraction` holds some out
+    test: Tensor  # (examples,) ids
+
+
+@dataclass
+class Stream(Sequence[Task]):
+    """The tasks in order, and the only door to their examples.
+
+    While task t is learned, only its training examples and those in the memory are served; asking for anything else
+    raises StreamRefused. Evaluation, joint training and probing take an explicit `licence`, which is logged.
+    """
+
+    data: Examples
+    targets: Tensor  # (rows,) class ids in order of arrival
+    tasks: list[Task]
+    names: list[str]  # of the classes, in order of arrival; tokens: "O", then "B-type", "I-type"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    licences: list[str] = field(default_factory=list)
+    _open: Tensor = field(init=False, repr=False)  # (examples,) bool: what may be read now
+
+    def __post_init__(self) -> None:
+        self._open = torch.zeros(len(self.data), dtype=torch.bool)
+        self._check_classes()
+
+    # -- the sequence of tasks
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        return self.tasks[index]
+
+    @property
+    def modality(self) -> Modality:
+        return self.data.modality
+
+    @property
+    def background(self) -> int | None:
+        """The class shared by all tasks that hides old and future ones: O, tokens only."""
+        return 0 if self.modality == "token" else None
+
+    @property
+    def groups(self) -> Tensor:
+        """(classes,) what each class counts as in a memory's quota: itself, or its entity type; -1 for background."""
+        if self.background is None:
+            return torch.arange(len(self.names))
+        types = list(dict.fromkeys(entity_type(name) for name in self.names if name != "O"))
+        return torch.tensor([-1 if name == "O" else types.index(entity_type(name)) for name in self.names])
+
+    # -- reading
+
+    def batch(self, examples: Tensor, *, view: View = None, inputs: bool = True) -> Batch:
+        """These examples with all their rows; without `inputs`, only which they are."""
+        self.check(examples)
+        made = self.data.inputs(examples, view, self.device) if inputs else {}
+        rows, owner = self.rows_of(examples)
+        return Batch(made, self.targets[rows].to(self.device), examples, rows, self._at(owner, rows))
+
+    def rows(self, rows: Tensor, *, view: View = None) -> Batch:
+        """Exactly these rows, in this order; a sentence that holds several of them is passed once."""
+        if self.data.row_start is None:
+            return self.batch(rows, view=view)
+        examples, inverse = torch.unique(self.owners(rows), return_inverse=True)
+        self.check(examples)
+        inputs = self.data.inputs(examples, view, self.device)
+        return Batch(inputs, self.targets[rows].to(self.device), examples, rows, self._at(inverse, rows))
+
+    def labels(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) row ids, (rows,) class ids
+        """The rows of these examples and their classes, without making inputs."""
+        self.check(examples)
+        rows, _ = self.rows_of(examples)
+        return rows, self.targets[rows]
+
+    def by_group(self, examples: Tensor) -> dict[int, Tensor]:
+        """Which of these examples show each group (class or entity type), in their order."""
+        self.check(examples)
+        rows, owner = self.rows_of(examples)
+        groups = self.groups[self.targets[rows]]
+        found = sorted(set(groups.tolist()) - {-1})
+        return {group: examples[torch.unique(owner[groups == group])] for group in found}
+
+    def group_of(self, examples: Tensor) -> Tensor:  # (examples,) ids -> (examples,) groups
+        """The one group that each example stands for: its class; or, of the entity types that a sentence shows, the
+        rarest among these examples, and -1 if it shows none."""
+        self.check(examples)
+        rows, owner = self.rows_of(examples)
+        groups = self.groups[self.targets[rows]]
+        if self.background is None:
+            return groups
+        shows = {group: torch.unique(owner[groups == group]) for group in set(groups.tolist()) - {-1}}
+        chosen = torch.full_like(examples, -1)
+        for group in sorted(shows, key=lambda group: (-len(shows[group]), group)):
+            chosen[shows[group]] = group
+        return chosen
+
+    # -- batches of similar lengths, so that little is padded
+
+    def bucketed(self, examples: Tensor, size: int) -> tuple[Sequence[Tensor], Callable[[Tensor], Tensor]]:
+        """These examples in parts of `size`, the longest first; and what brings a result with an entry for each row of
+        the parts, one part after the other, into the order of the examples. Pictures stay in their order."""
+        lengths = self.data.lengths
+        if lengths is None or len(examples) <= size:
+            return examples.split(size), lambda values: values
+        order = torch.argsort(lengths[examples], descending=True, stable=True)
+        _, owner = self.rows_of(examples[order])
+        back = torch.argsort(order[owner], stable=True)
+        return examples[order].split(size), lambda values: values[back]
+
+    def shuffled(self, examples: Tensor, size: int, rng: torch.Generator, *, bucketing: bool) -> list[Tensor]:
+        """These examples in random batches. With `bucketing` each has texts of similar lengths: the shuffled examples
+        are sorted inside windows of BUCKET batches, and the batches are shuffled again. The batch that is not full, if
+        there is one, is a random one, so that no length is always in it."""
+        order = examples[torch.randperm(len(examples), generator=rng)]
+        lengths = self.data.lengths if bucketing else None
+        if lengths is None:
+            return list(order.split(size))
+        rest = len(order) % size
+        batches = [order[:rest]] if rest else []
+        for start in range(rest, len(order), BUCKET * size):
+            window = order[start : start + BUCKET * size]
+            batches += window[torch.argsort(lengths[window], stable=True)].split(size)
+        return [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
+
+    # -- what may be read
+
+    def begin(self, task: Task, memory: Tensor, *, past: bool = False) -> None:
+        """Open task `task`'s training examples and the memory's, and close everything else."""
+        self._open.zero_()
+        self._open[task.train] = True
+        self._open[memory] = True
+        if past:
+            for earlier in self.tasks[: task.index]:
+                self._open[earlier.train] = True
+
+    @contextmanager
+    def licence(self, reason: str, examples: Tensor) -> Iterator[None]:
+        """Open more examples for a stated and logged reason (evaluation, probing)."""
+        if reason not in self.licences:
+            self.licences.append(reason)
+        before = self._open.clone()
+        self._open[examples] = True
+        try:
+            yield
+        finally:
+            self._open = before
+
+    def check(self, examples: Tensor) -> None:
+        """Raise StreamRefused unless every one of these examples may be read now."""
+        allowed = self._open[examples]
+        if not bool(allowed.all()):
+            refused = examples[~allowed]
+            raise StreamRefused(
+                f"the stream refuses example {int(refused[0])} ({len(refused)} of {len(examples)} asked for): it is "
+                "neither in the current task's training set nor in the memory. A method may read only those; joint "
+                "training declares `licence = 'past'`."
+            )
+
+    # -- rows and examples
+
+    def rows_of(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) position of their example
+        """All rows of these examples."""
+        start = self.data.row_start
+        if start is None:
+            return examples, torch.arange(len(examples))
+        first, count = start[examples], start[examples + 1] - start[examples]
+        owner = torch.repeat_interleave(torch.arange(len(examples)), count)
+        before = torch.cumsum(count, 0) - count
+        return torch.arange(len(owner)) - before[owner] + first[owner], owner
+
+    def owners(self, rows: Tensor) -> Tensor:  # (rows,) ids -> (rows,) examples
+        start = self.data.row_start
+        return rows if start is None else torch.searchsorted(start, rows, right=True) - 1
+
+    def _at(self, owner: Tensor, rows: Tensor) -> Tensor | None:  # (rows, 2)
+        if self.data.positions is None:
+            return None
+        return torch.stack([owner, self.data.positions[rows]], dim=1).to(self.device)
+
+    def _check_classes(self) -> None:
+        expected = 0
+        for task in self.tasks:
+            if task.classes.start != expected:
+                raise DataError(f"task '{task.name}' starts at class {task.classes.start}, expected {expected}")
+            expected = task.classes.stop
+
+
+def entity_type(name: str) -> str:
+    """'B-person' -> 'person'."""
+    return name[2:]

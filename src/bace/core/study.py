@@ -1,0 +1,86 @@
+"""What a study is: it looks at a method after every task, and changes nothing."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bace.config.schema import Config
+from bace.core.method import Method
+from bace.core.stream import Stream, Task
+
+Record = dict[str, Any]  # plain JSON, so that it is in every checkpoint
+
+
+class Skipped(Exception):
+    """A study says nothing about a method; the message is why."""
+
+
+@dataclass
+class Seen:
+    """What all studies are shown after a task. Data beside the task's own they read by a licence of the stream."""
+
+    method: Method
+    task: Task
+    scores: list[float]  # of the method itself on each task so far: the newest row of the accuracy matrix
+    lenient: bool = False  # entities: foreign types count as O (measure.map_foreign_types_to_O)
+    noted: dict[str, Record] = field(default_factory=dict)  # by study: what it noted in the task's last epoch
+
+    @property
+    def stream(self) -> Stream:
+        return self.method.stream
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """All tasks so far."""
+        return self.stream[: self.task.index + 1]
+
+    @functools.cached_property
+    def training_ids(self) -> Tensor:  # (examples,)
+        return torch.cat([task.train for task in self.tasks])
+
+    @functools.cached_property
+    def training(self) -> tuple[Tensor, Tensor]:  # (rows, width) features, (rows,) class ids
+        """The network's features of all training data so far, in clean views: passed once for all studies."""
+        features = self.method.outputs(self.training_ids).features
+        return features, self.stream.labels(self.training_ids)[1]
+
+    @contextmanager
+    def licence(self, study: str, *more: Tensor) -> Iterator[None]:
+        """Open all training data so far, and more, to a study."""
+        reason = f"{study} (a study: all data of the tasks so far, fed back to nothing)"
+        with self.stream.licence(reason, torch.cat([self.training_ids, *more])):
+            yield
+
+    def check_one_encoder(self) -> None:
+        """Raise Skipped unless one encoder makes the features of all classes."""
+        if not self.method.one_encoder:
+            raise Skipped(f"{self.method.title} passes every task through an encoder of its own: there is no one space")
+
+
+@dataclass(frozen=True)
+class Study:
+    """The hooks of a study, in the order in which the trainer calls them; all that is kept between them is JSON."""
+
+    after_task: Callable[[Seen], Record]
+    collect: Callable[[list[Record], Stream, Config], Record]  # after the last task: what studies.json holds
+    before_epoch: Callable[[Method, Task], Record | None] | None = None  # called again on resume; None: keep the last
+
+    def observe(self, seen: Seen) -> Record:
+        try:
+            return self.after_task(seen)
+        except Skipped as why:
+            return {"skipped": str(why)}
+
+    def findings(self, records: list[Record], stream: Stream, config: Config) -> Record:
+        refused = [record for record in records if "skipped" in record]
+        return refused[0] if refused else self.collect(records, stream, config)
+
+
+def columns(records: list[Record]) -> dict[str, list[Any]]:
+    """[{"a": 1}, {"a": 2}] -> {"a": [1, 2]}."""
+    return {key: [record[key] for record in records] for key in (records[0] if records else ())}

@@ -1,0 +1,94 @@
+"""Examples of every modality, and batches of their rows.
+
+A *row* is what gets a label: an image, a text, or a word of a sentence. An *example* is what is stored and replayed: an
+image, a text, a sentence. For images and texts the two are the same thing and share their ids.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Modality = Literal["image", "text", "token"]
+View = int | None  # the key of a random view (see Position.view); None is the clean view
+MIRRORED: View = -1  # the clean view left to right, of pictures that are mirrored in training; others stay as they are
+NO_IDS = torch.zeros(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows to learn from or to predict."""
+
+    inputs: dict[str, Tensor]  # what the encoder takes
+    targets: Tensor  # (rows,)  class ids in order of arrival
+    examples: Tensor  # (examples,)  ids in the stream
+    rows: Tensor  # (rows,)  ids of rows in the stream
+    at: Tensor | None = None  # (rows, 2)  example position in the batch and token position of each row; tokens only
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def owner(self) -> Tensor:
+        """(rows,) position of each row's example in the batch."""
+        return torch.arange(len(self), device=self.targets.device) if self.at is None else self.at[:, 0]
+
+    def pick(self, rows: Tensor) -> "Batch":  # (picked,) positions of rows in the batch
+        """Exactly these rows, in this order, with no other examples than theirs; texts are padded no further."""
+        examples, at = rows, None
+        if self.at is not None:
+            examples, inverse = torch.unique(self.at[rows, 0], return_inverse=True)
+            at = torch.stack([inverse, self.at[rows, 1]], dim=1)
+        inputs = {key: value[examples] for key, value in self.inputs.items()}
+        if "attention_mask" in inputs:
+            length = int(inputs["attention_mask"].sum(1).max())
+            inputs = {key: value[:, :length] for key, value in inputs.items()}
+        return Batch(inputs, self.targets[rows], self.examples[examples.cpu()], self.rows[rows], at)
+
+    @staticmethod
+    def cat(first: "Batch", second: "Batch | None") -> "Batch":
+        """Both batches as one, so that the network is passed once; texts are padded to the longer of the two."""
+        if second is None:
+            return first
+        at = None
+        if first.at is not None and second.at is not None:
+            shift = torch.tensor([len(first.examples), 0], device=second.at.device)
+            at = torch.cat([first.at, second.at + shift])
+        return Batch(
+            {key: _cat_padded(first.inputs[key], second.inputs[key]) for key in first.inputs},
+            torch.cat([first.targets, second.targets]),
+            torch.cat([first.examples, second.examples]),
+            torch.cat([first.rows, second.rows]),
+            at,
+        )
+
+
+def _cat_padded(a: Tensor, b: Tensor) -> Tensor:
+    if a.ndim == 2 and a.shape[1] != b.shape[1]:  # token ids and masks; what the mask hides may hold any id
+        length = max(a.shape[1], b.shape[1])
+        a, b = (torch.nn.functional.pad(x, (0, length - x.shape[1])) for x in (a, b))
+    return torch.cat([a, b])
+
+
+class Examples(Protocol):
+    """Raw examples of one modality, turned into batched tensors (data/images.py, texts.py, entities.py)."""
+
+    modality: Modality
+
+    @property
+    def row_start(self) -> Tensor | None: ...  # (examples + 1,) first row of each example; None: a row an example
+
+    @property
+    def positions(self) -> Tensor | None: ...  # (rows,) token position of each row in its sentence; tokens only
+
+    @property
+    def lengths(self) -> Tensor | None: ...  # (examples,) tokens of each example; None: all are of one size
+
+    def __len__(self) -> int: ...
+
+    def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]: ...
+
+    def take(self, examples: Tensor) -> dict[str, Tensor]: ...
+
+    def prepend(self, kept: dict[str, Tensor]) -> None: ...

@@ -1,0 +1,1 @@
+"""Pictures, texts and named entities as batches."""

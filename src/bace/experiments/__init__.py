@@ -1,0 +1,1 @@
+"""Runs: put together from settings, kept in folders, compared, asked for predictions."""

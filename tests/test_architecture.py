@@ -1,0 +1,83 @@
+"""The folders are the architecture: imports go one way, down this list, with no exception and no cycle."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import bace
+
+SOURCE = Path(bace.__file__).parent
+
+# Every module belongs to the first line that names it or a package around it; it imports from its own line and below.
+LAYERS = (
+    ("bace.cli",),
+    ("bace.paper",),
+    ("bace.report",),
+    ("bace.learner",),
+    ("bace.experiments",),
+    ("bace.studies",),
+    ("bace.config.parse", "bace.config.explain"),
+    ("bace.methods",),
+    ("bace.core",),
+    ("bace.models",),
+    ("bace.data",),
+    ("bace.config.schema",),
+    ("bace.errors", "bace.files", "bace.progress", "bace.randomness"),
+)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
+MODULES = [name for name in FILES if name not in ("bace", "bace.config")]  # the root re-exports, the other is empty
+
+
+def layer(module: str) -> int:
+    found = [i for i, line in enumerate(LAYERS) for name in line if f"{module}.".startswith(f"{name}.")]
+    assert found, f"{module} belongs to no layer"
+    return found[0]
+
+
+def imported(module: str) -> set[str]:
+    """The modules of bace that a module imports, at its top or inside of a function."""
+    found = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            while name.startswith("bace") and name not in FILES:
+                name = name.rpartition(".")[0]
+            if name.startswith("bace"):
+                found.add(name)
+    return found - {module}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_from_its_own_layer_and_those_below(module: str) -> None:
+    upward = sorted(name for name in imported(module) if (name not in ("bace.config",) and name not in MODULES) or
+                    (name in MODULES and layer(name) < layer(module)))
+    assert not upward
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    inner = {module: imported(module) & set(MODULES) for module in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for name in sorted(inner[module]):
+                visit(name, (*path, module))
+            done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+def test_the_root_holds_at_most_eight_modules() -> None:
+    assert len(list(SOURCE.glob("*.py"))) <= 8
