@@ -12,7 +12,7 @@ from bace.models.backbones import KNOWN
 
 HEADER = """# Data and backbones
 
-Made by `python scripts/document_data.py` from the declarations in `data/benchmarks.py`, `data/corpora.py` and
+Made by `python scripts/document_data.py` from the declarations in `data/benchmarks.py`, `data/datasets.py` and
 `models/backbones.py`; a test fails if it is not up to date.
 
     bace check data                      # every public set: present, subset, wrong count or missing, and how to get it

@@ -1,6 +1,6 @@
 """Settings from code, YAML files and flags, in one place: defaults < benchmark's defaults < file < flags.
 
-The schema is the annotations: of the dataclasses in config.py, of the benchmarks' `Cut`, of the method's constructor.
+The schema is the annotations: of the dataclasses in schema.py, of the benchmarks' `Cut`, of the method's constructor.
 """
 
 import dataclasses

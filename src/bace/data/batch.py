@@ -72,7 +72,7 @@ def _cat_padded(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Examples(Protocol):
-    """Raw examples of one modality, turned into batched tensors (data/images.py, texts.py, entities.py)."""
+    """Raw examples of one modality, turned into batched tensors (data/modalities)."""
 
     modality: Modality
 

@@ -1,5 +1,5 @@
 """Files, folders and hub sets as rows of named columns, before anything is decoded: Parquet, pictures in folders, CSV,
-JSONL, CoNLL, and the published layouts of `layouts.py`."""
+JSONL, CoNLL, and the published layouts of `published.py`."""
 
 import csv
 import importlib
@@ -53,7 +53,7 @@ class Raw:
 
 
 def open_source(source: str | Path, split: str, modality: Modality | None = None, subset: str | None = None) -> Raw:
-    """One split of a file, a folder or a hub set; `read` in sources.py explains what is understood."""
+    """One split of a file, a folder or a hub set; `read` in table.py explains what is understood."""
     path = Path(source).expanduser()
     if path.is_dir():
         return _open_folder(path, split)
