@@ -11,6 +11,7 @@ from bace.core.resources import bytes_kept
 from bace.core.trainer import Trainer
 from bace.experiments.run import assemble
 from bace.methods import METHODS
+from bace.methods.er import ER
 from bace.models.encoders import Encoder
 from bace.models.model import Model
 
@@ -52,7 +53,8 @@ def test_a_task_takes_the_passes_and_networks_that_are_declared(
 
     cost, joint = learned.cost, learned.licence == "past"
     new = sum(len(task.train) for task in stream) if joint else len(last.train)
-    replayed = config.memory.size if getattr(learned, "mode", None) == "concat" else new  # half a batch: as many
+    concat = isinstance(learned, ER) and learned.policy.mode == "concat"
+    replayed = config.memory.size if concat else new  # half a batch: as many
     every = (cost.epochs or config.train.epochs) * (cost.new * new + cost.replayed * replayed)
     assert found == pytest.approx(every + cost.task * new + cost.memory * config.memory.size, rel=0.25)
 

@@ -23,6 +23,7 @@ from steps import (
 import bace
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
+from bace.methods.parts.replay import Replay
 from bace.models.encoders import load_encoder
 
 
@@ -196,7 +197,7 @@ def test_with_as_many_replayed_as_new_rows_two_means_are_twice_the_published_los
             p += 0.1 * torch.randn(p.shape, generator=source)
     loss, found = method.boost if name == "foster" else method.loss, {}
     for reduction, rate in (("sum", 0.1), ("joint", 0.2)):  # HAL looks ahead to where a step leads
-        method.reduction, method.now.lr = reduction, rate
+        method.policy, method.now.lr = Replay(reduction=reduction), rate
         terms = loss(some(method, 4))
         found[reduction] = torch.stack(list(terms.values())).sum().item()
     assert found["sum"] == pytest.approx(2 * found["joint"], rel=1e-9)

@@ -56,7 +56,7 @@ def shown(method: Any, examples: Tensor) -> Batch:
 
 
 def test_by_default_the_memory_is_shuffled_into_the_tasks_data() -> None:
-    assert (IL2M().mode, IL2M(mode="batch").mode) == ("concat", "batch")
+    assert (IL2M().policy.mode, IL2M(mode="batch").policy.mode) == ("concat", "batch")
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,9 @@ def valid_settings(method: str) -> list[str]:
 def as_config(parsed: Namespace) -> Config:
     sections = {name: section(**vars(parsed[name])) for name, section in SECTIONS.items()}
     rest = {name: parsed[name] for name in ("studies", "seed")}
-    return Config(vars(parsed["benchmark"]), vars(parsed["method"]), **rest, **sections)
+    method = vars(parsed["method"])
+    defaults = {name: p.default for name, p in find_method(method["name"]).hyper_parameters().items()}
+    return Config(vars(parsed["benchmark"]), {**defaults, **method}, **rest, **sections)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -268,8 +270,9 @@ def _wrong_value(
 
 def setting_types(method: str) -> dict[str, Any]:
     """The annotation of every setting."""
-    sources: dict[str, Any] = {"benchmark": Cut, "method": find_method(method).__init__, **SECTIONS}
-    hints = {f"{section}.{k}": v for section, source in sources.items() for k, v in get_type_hints(source).items()}
+    inits = [vars(base)["__init__"] for base in reversed(find_method(method).__mro__) if "__init__" in vars(base)]
+    sources: list[tuple[str, Any]] = [("benchmark", Cut), *(("method", init) for init in inits), *SECTIONS.items()]
+    hints = {f"{section}.{k}": v for section, source in sources for k, v in get_type_hints(source).items()}
     return {**hints, "seed": int, "studies": list[StudyName]}
 
 
@@ -305,10 +308,11 @@ def documented(section: type) -> dict[str, str]:
 def explain(config: Config) -> list[tuple[str, str, str]]:
     """Every setting's name, default and meaning."""
     method = find_method(str(config.method["name"]))
-    sources: dict[str, type] = {"benchmark": Cut, "method": method, **SECTIONS}
+    bases = [("method", base) for base in reversed(method.__mro__)]
+    sources: list[tuple[str, type]] = [("benchmark", Cut), *bases, *SECTIONS.items()]
     values = flatten(dataclasses.asdict(config))
     names = ["seed", *(key for key in valid_settings(str(config.method["name"])) if not key.endswith(".name"))]
-    meanings = {f"{section}.{k}": v for section, source in sources.items() for k, v in documented(source).items()}
+    meanings = {f"{section}.{k}": v for section, source in sources for k, v in documented(source).items()}
     meanings["seed"] = "of everything random; the class order has its own, benchmark.seed"
     meanings["studies"] = (
         f"what is observed beside the measures, any of {', '.join(get_args(StudyName))}; feeds nothing back"

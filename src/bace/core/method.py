@@ -372,4 +372,13 @@ class Method(ElasticBuffers):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, inspect.Parameter]:
-        return {k: v for k, v in inspect.signature(cls).parameters.items() if k != "self"}
+        """The parameters of the constructor, and where it passes others on (`**options`) those of the next class's."""
+        found: dict[str, inspect.Parameter] = {}
+        for base in cls.__mro__:
+            if "__init__" in vars(base):
+                own = inspect.signature(vars(base)["__init__"]).parameters
+                passed_on = [name for name, p in own.items() if p.kind is p.VAR_KEYWORD]
+                found = {name: p for name, p in own.items() if name not in ("self", *passed_on)} | found
+                if not passed_on:
+                    break
+        return found

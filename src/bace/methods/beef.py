@@ -2,7 +2,7 @@
 Class-Incremental Learning via Energy-Based Expansion and Fusion", ICLR 2023."""
 
 import dataclasses
-from typing import Literal, cast
+from typing import Unpack, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.er import ER
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.expanded import Expanded
 from bace.models.heads import LinearHead, WideningHead
 from bace.models.model import Model, parameter_count
@@ -103,8 +104,6 @@ class BEEF(ER):
         alignment: in expansion, the logits of old tasks are divided by this; default: the original's 1.7 where few old
             examples stand among many new ones (`concat`), 1 where they are as many (`batch`).
         fuse_lr: learning rate of the scalars.
-        mode: as in ER: a separate `batch` from memory, or the memory in the task's data (`concat`, the original's).
-        reduction: as in ER: `sum` of the means over new and over replayed rows, or one mean (`joint`).
     """
 
     title = "BEEF"
@@ -140,10 +139,9 @@ class BEEF(ER):
         energy_noise: float = 0.001,
         alignment: float | None = None,
         fuse_lr: float = 0.05,
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(mode, reduction)
+        super().__init__(**replay)
         if min(init_epochs, expand_epochs, fuse_epochs) < 1:
             raise ConfigError(
                 f"BEEF: init_epochs ({init_epochs}), expand_epochs ({expand_epochs}) and fuse_epochs ({fuse_epochs}) "
@@ -154,7 +152,7 @@ class BEEF(ER):
                 f"BEEF: fuse_steps ({fuse_steps}), energy ({energy}), energy_steps ({energy_steps}), energy_lr "
                 f"({energy_lr}) and energy_noise ({energy_noise}) must be at least 0"
             )
-        alignment = {"batch": 1.0, "concat": 1.7}[mode] if alignment is None else alignment
+        alignment = {"batch": 1.0, "concat": 1.7}[self.policy.mode] if alignment is None else alignment
         if alignment <= 0 or fuse_lr <= 0:
             raise ConfigError(f"BEEF: alignment ({alignment}) and fuse_lr ({fuse_lr}) must be above 0")
         self.init_epochs, self.expand_epochs = init_epochs, expand_epochs
@@ -211,7 +209,7 @@ class BEEF(ER):
         aligned = torch.cat([u[:, :old] / self.alignment, u[:, old:]], 1)
         terms = self.cross_entropy(aligned, own, len(batch))
         if self.energy:
-            means = self.count_means(len(batch), len(both))
+            means = self.policy.count_means(len(batch), len(both))
             terms["energy"] = means * self.energy * self.open_space(self.sample(both), own)
         return terms
 

@@ -1,6 +1,6 @@
 """BiC. Wu, Chen, Wang, Ye, Liu, Guo, Fu, "Large Scale Incremental Learning", CVPR 2019."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from bace.methods.er import ER
 from bace.methods.parts.bias_correction import correct_bias
 from bace.methods.parts.held_out import HoldOut
 from bace.methods.parts.losses import soft_cross_entropy
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.heads import Head
 
 
@@ -28,8 +29,6 @@ class BiC(HoldOut, ER):
             task by its own pair, in later tasks' training too.
         bias_epochs: steps of the second stage, each over the whole balanced set; 0 leaves it out.
         bias_lr: its learning rate (SGD with momentum 0.9).
-        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
-        reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both.
     """
 
     title = "BiC"
@@ -55,10 +54,9 @@ class BiC(HoldOut, ER):
         corrections: Literal["latest", "cumulative"] = "latest",
         bias_epochs: int = 200,
         bias_lr: float = 0.01,
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(mode=mode, reduction=reduction)
+        super().__init__(**replay)
         if T <= 0 or bias_lr <= 0 or bias_epochs < 0:
             raise ConfigError(
                 f"BiC: T ({T}) and bias_lr ({bias_lr}) must be above 0, bias_epochs ({bias_epochs}) at least 0"
@@ -108,7 +106,7 @@ class BiC(HoldOut, ER):
         # L = lam KD(z, z'; old, T) + (1 - lam) CE(z, y), lam = O/S; z' with the teacher's own correction
         old, lam = self.now.known, self.now.known / self.now.seen
         teacher = self.corrected(self.peek([both], self.teacher).logits, self.now.task)
-        parts = self.parts(len(batch), len(both)).values()
+        parts = self.policy.parts(len(batch), len(both)).values()
         distil = [soft_cross_entropy(logits[rows, :old], teacher[rows], self.T) for rows in parts]
         return {name: (1 - lam) * term for name, term in terms.items()} | {"distil": lam * torch.stack(distil).sum()}
 

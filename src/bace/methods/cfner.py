@@ -2,7 +2,7 @@
 Recognition", EMNLP 2022."""
 
 import math
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from bace.errors import ConfigError
 from bace.methods.extendner import ExtendNER
 from bace.methods.parts.losses import mixture, neighbour_log_weights
 from bace.methods.parts.neighbours import NeighbourTable, nearest
+from bace.methods.parts.replay import ReplayOptions
 
 
 class CFNER(ExtendNER):
@@ -31,9 +32,6 @@ class CFNER(ExtendNER):
         adaptive: multiply the weight by sqrt((old labels - 1) / new labels), where O is one of the old labels.
         head: `frozen`: a cosine head whose old rows, O's too, are not trained, and whose new ones start from data;
             `trained`: the run's head.
-        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
-        reduction: of both terms. `sum`: mean over the new words + mean over the replayed ones; `joint`: one mean over
-            both.
     """
 
     paper = (
@@ -60,10 +58,9 @@ class CFNER(ExtendNER):
         lambda_kd: float = 2.0,
         adaptive: bool = True,
         head: Literal["frozen", "trained"] = "frozen",
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(lambda_kd, head=head, mode=mode, reduction=reduction)
+        super().__init__(lambda_kd, head=head, **replay)
         if top_k < 1:
             raise ConfigError(f"CFNER: top_k is {top_k}, it must be at least 1; dce and odce switch neighbours off")
         if curriculum < 0:

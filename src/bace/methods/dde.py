@@ -1,6 +1,6 @@
 """DDE: Hu, Tang, Miao, Hua, Zhang, "Distilling Causal Effect of Data in Class-Incremental Learning", CVPR 2021."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from bace.errors import ConfigError
 from bace.methods.lucir import LUCIR
 from bace.methods.parts.losses import mixture, neighbour_log_weights
 from bace.methods.parts.neighbours import NeighbourTable, nearest
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.heads import Head
 from bace.models.model import Model, Output
 
@@ -48,9 +49,6 @@ class DDE(LUCIR):
         margin: of the ranking, between cosines.
         margin_weight: weight of the ranking; 0 leaves it out.
         freeze_old: head rows of old classes are not trained.
-        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
-        reduction: of the joint prediction's loss. `sum`: mean over the new rows + mean over the replayed ones; `joint`:
-            one mean over both.
     """
 
     title = "DDE"
@@ -77,10 +75,9 @@ class DDE(LUCIR):
         margin: float = 0.5,
         margin_weight: float = 1.0,
         freeze_old: bool = True,
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(lambda_base, K, margin, margin_weight, freeze_old, mode, reduction)
+        super().__init__(lambda_base, K, margin, margin_weight, freeze_old, **replay)
         if top_k < 0:
             raise ConfigError(f"DDE: top_k is {top_k}, it must be at least 0, which leaves the neighbours out")
         if a < 0:

@@ -4,7 +4,7 @@ A first stage learns the new classes beside the exemplars and distils from the n
 fine-tunes on a class-balanced set and distils from the network that the first stage made.
 """
 
-from typing import Literal
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
 from bace.methods.er import ER
 from bace.methods.parts.losses import soft_cross_entropy
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.model import frozen_copy
 
 
@@ -22,8 +23,6 @@ class EEIL(ER):
     """Replay with a distillation for each task's block of the head, then balanced fine-tuning.
 
     Args:
-        mode: as in ER: a separate `batch` from memory, or the memory in the task's data (`concat`, the original's).
-        reduction: as in ER.
         kd_weight: weight of the distillation, in both stages.
         T: temperature of the distillation.
         noise: standard deviation of the noise added to every gradient in the first epoch; it falls as
@@ -48,15 +47,14 @@ class EEIL(ER):
 
     def __init__(
         self,
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
         kd_weight: float = 1.0,
         T: float = 2.0,
         noise: float = 0.0,
         balanced_epochs: int = 30,
         balanced_lr: float = 0.1,
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(mode, reduction)
+        super().__init__(**replay)
         if min(kd_weight, noise, balanced_epochs) < 0:
             raise ConfigError(
                 f"EEIL: kd_weight ({kd_weight}), noise ({noise}) and balanced_epochs ({balanced_epochs}) must be at "
@@ -109,7 +107,7 @@ class EEIL(ER):
             sizes = [len(block) for block in self.teacher.head.blocks]
             pairs = zip(logits[:, : taught.shape[1]].split(sizes, 1), taught.split(sizes, 1), strict=True)
             kd = torch.stack([soft_cross_entropy(z, z0, self.T) for z, z0 in pairs])  # a soft-max for each block
-            terms["distil"] = self.count_means(new, len(batch)) * self.kd_weight * kd.sum()
+            terms["distil"] = self.policy.count_means(new, len(batch)) * self.kd_weight * kd.sum()
         return terms
 
     def before_step(self, batch: Batch) -> None:

@@ -1,7 +1,5 @@
 """ER: experience replay. Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", 2019."""
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,10 +7,13 @@ from torch import Tensor
 from bace.core.method import Card, Loss, Method, Passes, Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
+from bace.methods.parts.replay import Mode, Reduction, Replay
 
 
 class ER(Method):
     """Mix stored old examples into every step.
+
+    The methods built on it take these two settings, too.
 
     Args:
         mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's
@@ -33,12 +34,12 @@ class ER(Method):
         "weight beside the cross-entropy",
     )
 
-    def __init__(self, mode: Literal["batch", "concat"] = "batch", reduction: Literal["sum", "joint"] = "sum") -> None:
+    def __init__(self, mode: Mode = "batch", reduction: Reduction = "sum") -> None:
         super().__init__()
-        self.mode, self.reduction = mode, reduction
+        self.policy = Replay(mode, reduction)
 
     def stages(self, task: Task) -> list[Stage]:
-        if self.mode == "batch":
+        if self.policy.mode == "batch":
             return [self.stage(task)]
         union = torch.cat([self.trained(task), self.memory.examples])
         return [self.stage(task, batch_size=self.batch_size, examples=lambda: union)]
@@ -49,27 +50,15 @@ class ER(Method):
 
     def with_replay(self, batch: Batch) -> Batch:
         """The batch, and behind it the examples replayed with it."""
-        return Batch.cat(batch, self.replay() if self.mode == "batch" else None)
+        return Batch.cat(batch, self.replay() if self.policy.mode == "batch" else None)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
         """Of the first `new` rows, and of the replayed ones behind them, where they are labelled."""
         labelled = self.labelled(targets, new)
         logits, targets, new = logits[labelled], targets[labelled], int(labelled[:new].sum())
-        parts = self.parts(new, len(targets))
+        parts = self.policy.parts(new, len(targets))
         return {name: self.criterion(logits[rows], targets[rows]) for name, rows in parts.items()}
 
     def criterion(self, logits: Tensor, targets: Tensor) -> Tensor:  # (rows, classes), (rows,) -> ()
         """The classification loss: a mean over rows."""
         return F.cross_entropy(logits, targets)
-
-    def parts(self, new: int, rows: int) -> dict[str, slice]:
-        """Of `rows` rows, `new` of them new: those that a mean is taken over, for each term of the loss; what has no
-        rows has no term."""
-        parts = {"new": slice(new), "replay": slice(new, rows)} if self.reduction == "sum" else {"new": slice(rows)}
-        return {name: part for name, part in parts.items() if part.stop > (part.start or 0)}
-
-    def count_means(self, new: int, rows: int) -> int:
-        """How many means the cross-entropy is the sum of. A published loss is one mean over the batch, and the weights
-        of its other terms are relative to that: each of these that is one mean, of whatever rows, is multiplied by this
-        number, or the sum of two means would halve its weight."""
-        return len(self.parts(new, rows))

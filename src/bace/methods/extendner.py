@@ -1,6 +1,6 @@
 """ExtendNER. Monaikul, Castellucci, Filice, Rokhlenko, "Continual Learning for Named Entity Recognition", AAAI 2021."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.er import ER
 from bace.methods.parts.losses import distillation
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.heads import CosineHead
 from bace.models.model import Model
 
@@ -26,9 +27,6 @@ class ExtendNER(ER):
         tau: temperature of the distillation; its value is multiplied by tau^2.
         head: `trained`: the run's head; `frozen`: CFNER's, a cosine head whose old rows, O's too, are not trained, and
             whose new ones start from data.
-        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
-        reduction: of both terms. `sum`: mean over the new words + mean over the replayed ones; `joint`: one mean over
-            both.
     """
 
     paper = "Monaikul et al., Continual Learning for Named Entity Recognition, AAAI 2021"
@@ -48,10 +46,9 @@ class ExtendNER(ER):
         lambda_kd: float = 2.0,
         tau: float = 1.0,
         head: Literal["trained", "frozen"] = "trained",
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(mode, reduction)
+        super().__init__(**replay)
         if lambda_kd < 0 or tau <= 0:
             raise ConfigError(f"{self.title}: lambda_kd ({lambda_kd}) must be at least 0 and tau ({tau}) above 0")
         self.lambda_kd, self.tau, self.frozen = lambda_kd, tau, head == "frozen"
@@ -98,7 +95,7 @@ class ExtendNER(ER):
         if log_old is not None and rest.any():
             # + lambda KL(softmax(z'/T) || softmax(z/T) cut to the old columns) over the words Q labelled O
             student, teacher, new = logits[rest], log_old[rest], int(rest[: len(batch)].sum())
-            parts = self.parts(new, len(student)).values()
+            parts = self.policy.parts(new, len(student)).values()
             kls = [distillation(student[rows], teacher[rows], mode="slice", tau=self.tau) for rows in parts]
             terms["distil"] = self.weight * torch.stack(kls).sum()
         return terms

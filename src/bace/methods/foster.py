@@ -3,7 +3,7 @@ Class-Incremental Learning", ECCV 2022."""
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.er import ER
 from bace.methods.parts.losses import soft_cross_entropy
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.expanded import Expanded, shallow_copy, trained_part
 from bace.models.heads import LinearHead, WideningHead, align
 from bace.models.model import Model, parameter_count
@@ -34,8 +35,6 @@ class FOSTER(ER):
         T: temperature of both distillations.
         new_rows: `ft`: the teacher's rows of new classes read both branches; `az`: only the new branch.
         align: after boosting, scale the teacher's new rows to the mean norm of its old ones.
-        mode: as in ER: a separate `batch` from memory, or the memory in the task's data (`concat`, the original's).
-        reduction: as in ER: `sum` of the means over new and over replayed rows, or one mean (`joint`).
     """
 
     title = "FOSTER"
@@ -66,10 +65,9 @@ class FOSTER(ER):
         T: float = 2.0,
         new_rows: Literal["ft", "az"] = "ft",
         align: bool = False,
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(mode, reduction)
+        super().__init__(**replay)
         if min(init_epochs, boost_epochs, compress_epochs) < 1:
             raise ConfigError(
                 f"FOSTER: init_epochs ({init_epochs}), boost_epochs ({boost_epochs}) and compress_epochs "
@@ -127,7 +125,7 @@ class FOSTER(ER):
         """How often an epoch shows each class: its examples once, or as often as they are replayed."""
         examples, seen = stage.examples(), self.now.seen
         self.counts = torch.bincount(self.stream.labels(examples)[1], minlength=seen).double()
-        if self.mode == "batch" and self.replay_size:
+        if self.policy.mode == "batch" and self.replay_size:
             replayed = self.replay_size * math.ceil(len(examples) / stage.batch_size) / len(self.memory)
             self.counts += replayed * torch.bincount(self.memory.group, minlength=seen)
 
@@ -146,7 +144,7 @@ class FOSTER(ER):
             old = self.now.known
             with torch.no_grad():  # the student waits: its encoder is h_A, its old rows are W_old
                 target = self.model.head(old_features)[:, :old]
-            parts = self.parts(len(batch), len(both)).values()
+            parts = self.policy.parts(len(batch), len(both)).values()
             distils = [soft_cross_entropy(out.logits[rows, :old], target[rows], self.T) for rows in parts]
             terms["distil"] = self.lambda_okd * torch.stack(distils).sum()  # as many means as the cross-entropy has
         return terms

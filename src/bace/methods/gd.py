@@ -8,7 +8,7 @@ learns from the labels, from P over all old classes together and from C over the
 import copy
 import dataclasses
 import math
-from typing import Literal, cast
+from typing import Unpack, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.er import ER
 from bace.methods.parts.losses import distillation
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.model import Model
 
 
@@ -27,7 +28,6 @@ class GD(ER):
     """Replay, distil from the previous network and from a teacher of the current task, then balance the head.
 
     Args:
-        mode: as in ER: a separate `batch` from memory, or the memory in the task's data (`concat`, the original's).
         reduction: as in ER (`joint` is the original's); the last stage takes one mean over all rows in any case.
         kd_weight: weight of both distillations; 0 leaves out the teacher of the current task, too.
         T: temperature of the distillations.
@@ -53,15 +53,14 @@ class GD(ER):
 
     def __init__(
         self,
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
         kd_weight: float = 1.0,
         T: float = 2.0,
         confidence: float = 1.0,
         finetune_epochs: int = 1,
         finetune_lr: float = 0.1,
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(mode, reduction)
+        super().__init__(**replay)
         if min(kd_weight, confidence, finetune_epochs) < 0:
             raise ConfigError(
                 f"GD: kd_weight ({kd_weight}), confidence ({confidence}) and finetune_epochs ({finetune_epochs}) must "
@@ -127,7 +126,7 @@ class GD(ER):
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)
         logits = self.model(both).logits
-        means = self.count_means(len(batch), len(both))
+        means = self.policy.count_means(len(batch), len(both))
         distil = {name: means * term for name, term in self.distil(logits, both).items()}
         return {**self.cross_entropy(logits, both.targets, len(batch)), **distil}
 
@@ -173,7 +172,7 @@ class GD(ER):
         average."""
         examples, seen = stage.examples(), self.now.seen
         counts = self.stream.labels(examples)[1].bincount(minlength=seen).to(torch.get_default_dtype())
-        if self.mode == "batch" and len(self.memory):
+        if self.policy.mode == "batch" and len(self.memory):
             slots = self.stream.labels(self.memory.examples)[1].bincount(minlength=seen)
             steps = math.ceil(len(examples) / stage.batch_size)
             counts += slots * (steps * self.replay_size / len(self.memory))

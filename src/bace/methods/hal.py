@@ -105,7 +105,7 @@ class HAL(ER):
         terms = self.cross_entropy(out.logits, both.targets, len(batch))
         if self.lambda_anchor and len(self.anchors):
             change = self.change(functools.reduce(torch.add, terms.values()))
-            terms["anchor"] = self.count_means(len(batch), len(both)) * self.lambda_anchor * change
+            terms["anchor"] = self.policy.count_means(len(batch), len(both)) * self.lambda_anchor * change
         return terms
 
     def change(self, loss: Tensor) -> Tensor:  # (), ()

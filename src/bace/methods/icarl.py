@@ -1,7 +1,7 @@
 """iCaRL: nearest mean of exemplars. Rebuffi, Kolesnikov, Sperl, Lampert, "iCaRL: Incremental Classifier and
 Representation Learning", CVPR 2017."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from bace.core.stream import Task
 from bace.data.batch import MIRRORED, Batch
 from bace.errors import ConfigError
 from bace.methods.er import ER
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.heads import Head, imprint
 from bace.models.model import Model
 
@@ -24,8 +25,6 @@ class ICaRL(ER):
         columns: of a row's binary cross-entropies: `sum` over the classes, or their `mean` (the authors', with a
             learning rate of 2.0).
         mirror: average each exemplar with its mirror image, for pictures that training mirrors too.
-        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
-        reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both.
     """
 
     title = "iCaRL"
@@ -49,10 +48,9 @@ class ICaRL(ER):
         self,
         columns: Literal["sum", "mean"] = "sum",
         mirror: bool = True,
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(mode, reduction)
+        super().__init__(**replay)
         self.columns, self.mirror = columns, mirror
         self.register_buffer("means", torch.zeros(0, 0))
 
@@ -67,7 +65,7 @@ class ICaRL(ER):
         # sum_c -G_c log sigmoid(z_c) - (1 - G_c) log(1 - sigmoid(z_c))
         bce = F.binary_cross_entropy_with_logits(logits, self.wanted(both, logits), reduction="none")
         rows = bce.sum(1) if self.columns == "sum" else bce.mean(1)
-        return {name: rows[part].mean() for name, part in self.parts(len(batch), len(both)).items()}
+        return {name: rows[part].mean() for name, part in self.policy.parts(len(batch), len(both)).items()}
 
     def wanted(self, batch: Batch, logits: Tensor) -> Tensor:  # (rows, seen)
         """G: one-hot in the new columns, sigmoid(z') of the teacher in the old ones, for every row."""

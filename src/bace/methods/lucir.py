@@ -1,7 +1,7 @@
 """LUCIR: Hou, Pan, Loy, Wang, Lin, "Learning a Unified Classifier Incrementally via Rebalancing", CVPR 2019."""
 
 import math
-from typing import Literal
+from typing import Unpack
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.er import ER
 from bace.methods.parts.losses import feature_cosine, margin_ranking
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.heads import CosineHead
 from bace.models.model import Model, Output
 
@@ -26,9 +27,6 @@ class LUCIR(ER):
         margin: of the ranking, between cosines.
         margin_weight: weight of the ranking; 0 leaves it out.
         freeze_old: head rows of old classes are not trained.
-        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
-        reduction: of the cross-entropy. `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean
-            over both.
     """
 
     title = "LUCIR"
@@ -52,10 +50,9 @@ class LUCIR(ER):
         margin: float = 0.5,
         margin_weight: float = 1.0,
         freeze_old: bool = True,
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(mode, reduction)
+        super().__init__(**replay)
         if min(lambda_base or 0, margin, margin_weight) < 0:
             raise ConfigError(
                 f"{self.title}: lambda_base ({lambda_base}), margin ({margin}) and margin_weight ({margin_weight}) "
@@ -98,7 +95,7 @@ class LUCIR(ER):
         tokens = background is not None
         lambda_base = (50.0 if tokens else 5.0) if self.lambda_base is None else self.lambda_base
         held = both.targets == background if tokens else slice(None)
-        features, means = out.features[held], self.count_means(new_rows, len(both))
+        features, means = out.features[held], self.policy.count_means(new_rows, len(both))
         if lambda_base and len(features):
             # lambda (1 - cos(h, h')), lambda = lambda_base sqrt(O / N)
             before = self.peek([both], self.teacher).features[held]

@@ -1,13 +1,14 @@
 """MEMO: a memory-efficient expandable model. Zhou, Wang, Ye, Zhan, "A Model or 603 Exemplars: Towards Memory-Efficient
 Class-Incremental Learning", ICLR 2023."""
 
-from typing import Literal
+from typing import Unpack
 
 from bace.core.method import Card, Loss, Passes
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.er import ER
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.encoders import freeze_prefix
 from bace.models.expanded import Forked
 from bace.models.heads import WideningHead, align
@@ -23,8 +24,6 @@ class MEMO(ER):
             ones by the new block alone; 0 leaves it out.
         train_trunk: go on training the shared blocks after the first task.
         align: after each task, scale the new rows of the classifier to the mean norm of the old ones.
-        mode: as in ER: a separate `batch` from memory, or the memory in the task's data (`concat`, the original's).
-        reduction: as in ER: `sum` of the means over new and over replayed rows, or one mean (`joint`).
     """
 
     title = "MEMO"
@@ -48,10 +47,9 @@ class MEMO(ER):
         alpha_aux: float = 1.0,
         train_trunk: bool = False,
         align: bool = False,
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(mode, reduction)
+        super().__init__(**replay)
         if alpha_aux < 0:
             raise ConfigError(f"MEMO: alpha_aux is {alpha_aux}, it must be at least 0")
         self.alpha_aux, self.train_trunk, self.align = alpha_aux, train_trunk, align

@@ -2,7 +2,7 @@
 Learning", ECCV 2020."""
 
 import math
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.er import ER
 from bace.methods.parts.losses import feature_cosine, nca, pooled_distance
+from bace.methods.parts.replay import ReplayOptions
 from bace.models.encoders import ImageEncoder
 from bace.models.heads import CosineHead, ProxyHead, imprint, kmeans
 from bace.models.model import Model, Output
@@ -33,9 +34,6 @@ class PODNet(ER):
         delta: the intended margin, between similarities (2 cos - 2).
         tune_epochs: of the classifier on the balanced memory; 0 leaves them out.
         tune_lr: learning rate of the classifier there.
-        mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
-        reduction: of the classification loss. `sum`: mean over the new rows + mean over the replayed ones; `joint`: one
-            mean over both.
     """
 
     title = "PODNet"
@@ -63,10 +61,9 @@ class PODNet(ER):
         delta: float = 0.6,
         tune_epochs: int = 20,
         tune_lr: float = 0.05,
-        mode: Literal["batch", "concat"] = "batch",
-        reduction: Literal["sum", "joint"] = "sum",
+        **replay: Unpack[ReplayOptions],
     ) -> None:
-        super().__init__(mode, reduction)
+        super().__init__(**replay)
         if min(lambda_flat, lambda_spatial, delta, tune_epochs, tune_lr) < 0:
             raise ConfigError(
                 f"PODNet: lambda_flat ({lambda_flat}), lambda_spatial ({lambda_spatial}), delta ({delta}), tune_epochs "
@@ -137,7 +134,8 @@ class PODNet(ER):
         if self.teacher is None or not (self.lambda_flat or self.lambda_spatial):
             return terms
         before = self.peek([both], self.teacher, taps=tapped)
-        factor = self.count_means(len(batch), len(both)) * math.sqrt(self.now.seen / (self.now.seen - self.now.known))
+        grown = math.sqrt(self.now.seen / (self.now.seen - self.now.known))
+        factor = self.policy.count_means(len(batch), len(both)) * grown
         if self.lambda_flat:
             terms["flat"] = self.lambda_flat * factor * feature_cosine(out.features, before.features)
         if self.lambda_spatial:

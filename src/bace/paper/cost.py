@@ -15,6 +15,7 @@ from bace.config.schema import Config
 from bace.core.method import Method
 from bace.data.benchmarks import find_benchmark
 from bace.experiments.run import make_method
+from bace.methods.er import ER
 
 CORPORA = {  # classes, training and test examples of the tasks, which show parts of corpora; of sentences, about
     "topics": (22, 22 * 28_000, 22 * 2_000 - 400),
@@ -75,7 +76,7 @@ def learning_passes(method: Method, config: Config, train: int, memory: int, ste
     method.training_settings = config.train
     share = method.replay_share if memory else 0
     replayed = share / (config.train.batch_size - share)  # beside each new example
-    if getattr(method, "mode", None) == "concat":  # each slot once an epoch
+    if isinstance(method, ER) and method.policy.mode == "concat":  # each slot once an epoch
         replayed = memory * steps / train
     first = epochs * min(cost.new, 3.0)
     later = (cost.epochs or epochs) * (cost.new + cost.replayed * replayed) + cost.task
