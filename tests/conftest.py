@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+if os.access("/dev/shm", os.W_OK):  # checkpoints wait for the disk, milliseconds each, and tests write thousands
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of numpy, and of processes that tests start: they share the cores
 
 import hypothesis

@@ -21,7 +21,7 @@ from bace.config.schema import Backbone, Config, MemoryBudget, Training
 from bace.data.benchmarks import BENCHMARKS
 from bace.experiments.compare import parse_method
 from bace.methods import METHODS, find_method
-from bace.paper import catalogue, claims, cost, results
+from bace.paper import claims, cost, results, tables
 from bace.paper.claims import Outcome, judge, printed_value, together
 from bace.paper.comparisons import Among, Comparison, Leaf, greater, lies, rising, spread, within
 from bace.paper.statements import CLAIMS, CORRECTED, FOUR, SMALL, Encoded, Untestable
@@ -85,7 +85,7 @@ TITLES = [
 ALL_CELLS = {cell.key: cell for entry in ENTRIES.values() for cell in entry.cells()}
 COMPLETE = (
     {method.title for method in METHODS} >= set(TITLES)
-    and {cell.settings(scale)["benchmark.name"] for cell in ALL_CELLS.values() for scale in catalogue.SCALES}
+    and {cell.settings(scale)["benchmark.name"] for cell in ALL_CELLS.values() for scale in tables.SCALES}
     <= set(BENCHMARKS)
     and "studies" in valid_settings("SEQ")
 )
@@ -176,7 +176,7 @@ def test_der_is_read_as_the_paper_reads_it_but_where_it_is_quoted() -> None:
         cells = [cell for cell in ENTRIES[entry].cells() if cell.method.startswith("DER++")]
         assert {cell.method for cell in cells} == {"DER++", f"DER++ (logits={behind})"}
         for cell in cells:
-            for scale in catalogue.SCALES:
+            for scale in tables.SCALES:
                 asked = cell.settings(scale)
                 assert asked["method.logits"] == (row if cell.method == "DER++" else behind)
                 assert not {"method.alpha", "method.beta"} & asked.keys()
@@ -189,7 +189,7 @@ def test_the_total_of_a_reservoir_is_what_the_others_have_after_the_last_task() 
     classes = {"omnibenchmark": 300, "imagenet-r": 200, "objectnet": 200, "vtab": 50}
     for block in HARD:
         stored, er = (Cell(block, 10, block.buffers[0], row) for row in ("DER++ (logits=stored)", "ER"))
-        for scale in catalogue.SCALES:
+        for scale in tables.SCALES:
             each = er.settings(scale)["memory.per_class"]
             assert stored.settings(scale)["memory.size"] == each * classes[block.benchmark]
 
@@ -199,7 +199,7 @@ def test_printed_numbers_are_found_by_their_place() -> None:
     assert found is not None
     assert (found.mean, found.std) == (46.06, 1.64)
     assert published("cifar100", Cell(CIFAR, 20, 100, "BEEF"), "A_last") is None  # out of memory
-    average = catalogue.published_average("deit", "BaCE", "A_last")
+    average = tables.published_average("deit", "BaCE", "A_last")
     assert average is not None
     assert average.mean == 74.02
 
@@ -241,12 +241,12 @@ def test_entries_share_the_runs_they_have_in_common() -> None:
 def test_cells_with_one_key_have_the_same_settings() -> None:
     for entry in ENTRIES.values():
         for cell in entry.cells():
-            for scale in catalogue.SCALES:
+            for scale in tables.SCALES:
                 assert cell.settings(scale) == ALL_CELLS[cell.key].settings(scale)
 
 
 def test_runs_with_different_settings_have_different_folders() -> None:
-    for scale in catalogue.SCALES:
+    for scale in tables.SCALES:
         folders = {str(cell.folder(Path("x"), scale, 0)) for cell in ALL_CELLS.values()}
         assert len(folders) == len(ALL_CELLS)
         settings = {json.dumps(cell.settings(scale), sort_keys=True) for cell in ALL_CELLS.values()}
@@ -281,7 +281,7 @@ def test_settings_of_a_few_cells_are_the_papers() -> None:
 def test_every_cell_asks_for_settings_that_exist_and_data_that_its_method_can_learn() -> None:
     settings_of = {title: set(valid_settings(title)) for title in TITLES}
     for cell in ALL_CELLS.values():
-        for scale in catalogue.SCALES:
+        for scale in tables.SCALES:
             asked = cell.settings(scale)
             assert set(asked) <= settings_of[asked["method.name"]], str(cell)
             modality = BENCHMARKS[asked["benchmark.name"]].modality
@@ -294,9 +294,9 @@ BY_BLOCK = {cell.key[:2]: cell for cell in ALL_CELLS.values()}
 
 
 @complete
-@pytest.mark.parametrize("scale", catalogue.SCALES)
+@pytest.mark.parametrize("scale", tables.SCALES)
 @pytest.mark.parametrize("cell", {**BY_METHOD, **BY_BLOCK}.values(), ids=str)
-def test_cells_make_valid_configurations(cell: Cell, scale: catalogue.Scale) -> None:
+def test_cells_make_valid_configurations(cell: Cell, scale: tables.Scale) -> None:
     config = cell.config(scale, 1)
     assert config.seed == 1
     assert list(config.studies) == cell.settings(scale).get("studies", [])
@@ -354,7 +354,7 @@ def small(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Entry:
     settings["backbone.name"] = settings.pop("backbone")
     block = Block("my-images", "pictures", (3,), (10,), ("BaCE (alpha=0)", "BaCE"), full=settings)
     entry = Entry("small", "Table 0", "a small table", (block,), ("A_last", "FGT", "delta_A_last"), curves=("A",))
-    entry = catalogue.replace(entry, baseline="BaCE (alpha=0)")
+    entry = tables.replace(entry, baseline="BaCE (alpha=0)")
     monkeypatch.setitem(ENTRIES, "small", entry)
     return entry
 
@@ -396,10 +396,10 @@ def test_studies_of_a_run_give_the_numbers_of_figures_and_claims(
 ) -> None:
     studies = ("probing", "tracking", "gallery", "bias")
     block = small.blocks[0].of("BaCE + bias correction", studies=studies, group="studied")
-    entry = catalogue.replace(
+    entry = tables.replace(
         small, blocks=(block,), columns=tuple(results.NUMBERS), curves=tuple(results.CURVES), baseline=""
     )
-    monkeypatch.setitem(ENTRIES, "small", catalogue.replace(entry, matrices=tuple(results.MATRICES)))
+    monkeypatch.setitem(ENTRIES, "small", tables.replace(entry, matrices=tuple(results.MATRICES)))
     say(capsys, "run", "small", "--scale", "full", "--out", str(tmp_path))
     values = results.collect(ENTRIES["small"], tmp_path, "full")
     assert {value.column for value in values if not value.seeds} <= {"FWT", "distance_trend"}
@@ -410,7 +410,7 @@ def test_what_cannot_be_run_does_not_stop_the_rest(
     capsys: pytest.CaptureFixture[str], small: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = small.blocks[0].of("NoSuch", "ER")
-    monkeypatch.setitem(ENTRIES, "small", catalogue.replace(small, blocks=(block,), columns=("A_last",), baseline=""))
+    monkeypatch.setitem(ENTRIES, "small", tables.replace(small, blocks=(block,), columns=("A_last",), baseline=""))
     assert main(["paper", "run", "small", "--scale", "full", "--out", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert "some runs of small could not be made" in said.err
@@ -652,7 +652,7 @@ def test_runs_of_claims_on_studies_measure_them() -> None:
         for comparison in every_comparison(claim) if isinstance(claim, Encoded) else ():
             for cell, metric, _ in comparison.quantity.leaves:
                 for study, metrics in of_study.items():
-                    assert metric not in metrics or study in catalogue.studies_of(cell), (name, str(cell), metric)
+                    assert metric not in metrics or study in tables.studies_of(cell), (name, str(cell), metric)
 
 
 def test_claims_about_seq_lwf_and_ewc_are_asked_for_both_spans_of_their_soft_max() -> None:
@@ -676,7 +676,7 @@ def test_claims_about_seq_lwf_and_ewc_are_asked_for_both_spans_of_their_soft_max
                 assert rest == same
                 entities = cell.block.benchmark == "entities"  # O is a class of every task: one span
                 expected = cell.method if entities else spans.get(setting, {}).get(cell.method, cell.method)
-                assert other == catalogue.replace(cell, method=expected), name
+                assert other == tables.replace(cell, method=expected), name
     assert asked == 22
 
 

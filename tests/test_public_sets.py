@@ -14,7 +14,7 @@ from test_layouts import pictures, write_cifar10, write_idx, write_svhn
 
 from bace.cli.main import main
 from bace.config.parse import config_from
-from bace.data import corpora
+from bace.data import datasets
 from bace.data.batch import MIRRORED
 from bace.data.benchmarks import BENCHMARKS, Cut, find_benchmark, order_classes
 from bace.data.check import check, compare, sets_of
@@ -96,17 +96,17 @@ def test_the_papers_settings_are_the_defaults(
 def test_the_counts_are_those_of_the_papers_first_table() -> None:
     """T1 of the paper; MNIST has 60,000 training pictures, not the 50,000 printed there."""
     table = {
-        corpora.OMNIBENCHMARK: (300, 89697, 5985),
-        corpora.TINY_IMAGENET: (200, 100000, 10000),
-        corpora.OBJECTNET: (200, 26509, 6628),
-        corpora.IMAGENET_R: (200, 24000, 6000),
-        corpora.CIFAR100: (100, 50000, 10000),
-        corpora.VTAB: (50, 1796, 8619),
-        corpora.SVHN: (10, 73257, 26032),
-        corpora.FASHION_MNIST: (10, 60000, 10000),
-        corpora.CIFAR10: (10, 50000, 10000),
-        corpora.MNIST: (10, 60000, 10000),
-        corpora.NOTMNIST: (10, 18265, 459),
+        datasets.OMNIBENCHMARK: (300, 89697, 5985),
+        datasets.TINY_IMAGENET: (200, 100000, 10000),
+        datasets.OBJECTNET: (200, 26509, 6628),
+        datasets.IMAGENET_R: (200, 24000, 6000),
+        datasets.CIFAR100: (100, 50000, 10000),
+        datasets.VTAB: (50, 1796, 8619),
+        datasets.SVHN: (10, 73257, 26032),
+        datasets.FASHION_MNIST: (10, 60000, 10000),
+        datasets.CIFAR10: (10, 50000, 10000),
+        datasets.MNIST: (10, 60000, 10000),
+        datasets.NOTMNIST: (10, 18265, 459),
     }
     assert {corpus: corpus.counts for corpus in table} == table
     assert set(table) == {corpus for name in NAMES for corpus in BENCHMARKS[name].corpora}
@@ -266,7 +266,7 @@ def test_check_counts_a_complete_set_by_its_folders_and_decodes_nothing(nowhere:
 
 def test_check_of_a_set_that_cannot_be_read_says_what_was_expected(nowhere: Path) -> None:
     (nowhere / "mnist").mkdir()
-    found = check(corpora.MNIST, "image")
+    found = check(datasets.MNIST, "image")
     assert found.status == "wrong count"
     assert "holds nothing to read" in found.remark
     assert "idx3-ubyte" in found.remark
@@ -298,7 +298,7 @@ def test_sets_fetched_from_the_hub_are_counted_from_its_notes(nowhere: Path, mon
         "splits": {"train": {"num_examples": 50000}, "test": {"num_examples": 10000}},
     }
     (folder / "dataset_info.json").write_text(json.dumps(about))
-    found = check(corpora.CIFAR10, "image")
+    found = check(datasets.CIFAR10, "image")
     assert (found.status, found.found) == ("present", (10, 50000, 10000))
     assert "uoft-cs/cifar10" in found.remark
 
@@ -313,7 +313,7 @@ def test_check_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_shared_subsets_are_known_as_such(real_data: Path) -> None:
-    found = check(corpora.CIFAR100, "image", str(real_data))
+    found = check(datasets.CIFAR100, "image", str(real_data))
     assert (found.status, found.found) == ("subset", (100, 20000, 5000))
 
 

@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 import bace
 from bace.cli.main import main
 from bace.config.parse import config_from
-from bace.config.schema import StudyName
+from bace.config.schema import Config, StudyName
 from bace.core import checkpoint
 from bace.core.study import Skipped
 from bace.core.trainer import Trainer
@@ -27,7 +27,7 @@ from bace.experiments.run import Result, assemble
 from bace.methods import METHODS
 from bace.models.heads import CosineHead, LinearHead
 from bace.randomness import generator
-from bace.studies import STUDIES, Seen, gallery, probing, tracking
+from bace.studies import STUDIES, Seen, Study, gallery, probing, tracking
 
 ALL = ["probing", "tracking", "gallery", "bias"]
 
@@ -36,10 +36,14 @@ def study(tiny: Any, method: Any, modality: str = "image", studies: list[str] = 
     return bace.run(tiny.settings(modality, method=method, studies=studies, **changes))
 
 
+def chosen(config: Config) -> dict[str, Study]:
+    return {name: STUDIES[name] for name in config.studies}
+
+
 def learned(tiny: Any, method: Any, modality: str = "image", **changes: Any) -> Seen:
     """A method that has just learned its last task, and nothing of the evaluation."""
     config = config_from(tiny.settings(modality, method=method, **changes))
-    trainer = Trainer(*assemble(config), config)
+    trainer = Trainer(*assemble(config), config, studies=chosen(config))
     trainer.run()
     return Seen(trainer.method, trainer.stream[-1], trainer.results.matrix[-1])
 
@@ -108,7 +112,7 @@ def test_past_and_test_data_are_open_to_a_study_only_while_it_looks(tiny):
 
 def test_the_time_of_studies_is_not_counted_as_the_method_s(tiny, monkeypatch):
     config = config_from(tiny.settings("image", method="SEQ", studies=["tracking"]))
-    trainer = Trainer(*assemble(config), config)
+    trainer = Trainer(*assemble(config), config, studies=chosen(config))
     ticks = iter([(1000.0, 20.0), (1500.0, 90.0)])  # seconds and passes: before the studies, and after
     monkeypatch.setattr("bace.core.trainer.spent", lambda: next(ticks))
     trainer.clock = (10.0, 5.0)
@@ -299,7 +303,7 @@ def test_the_gallery_shows_the_neighbours_of_bace_s_last_table(tiny):
         }
 
     method.before_epoch = spying  # type: ignore[method-assign]
-    trainer = Trainer(method, stream, config)
+    trainer = Trainer(method, stream, config, studies=chosen(config))
     trainer.run()
     found = trainer.findings()["gallery"]["tasks"]
     assert [task["from"] for task in found] == ["network", "epoch table", "epoch table"]
@@ -336,7 +340,7 @@ def test_the_gallery_of_a_method_without_neighbours_shows_the_nearest_of_the_tas
 
 def test_the_gallery_s_pictures_are_those_of_the_examples(tiny):
     config = config_from(tiny.settings("image", method="SEQ", studies=["gallery"]))
-    trainer = Trainer(*assemble(config), config)
+    trainer = Trainer(*assemble(config), config, studies=chosen(config))
     trainer.run()
     pixels = trainer.stream.data.pixels  # type: ignore[attr-defined]
     for task in trainer.findings()["gallery"]["tasks"]:

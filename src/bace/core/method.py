@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -372,13 +372,12 @@ class Method(ElasticBuffers):
 
     @classmethod
     def hyper_parameters(cls) -> dict[str, inspect.Parameter]:
-        """The parameters of the constructor, and where it passes others on (`**options`) those of the next class's."""
-        found: dict[str, inspect.Parameter] = {}
-        for base in cls.__mro__:
-            if "__init__" in vars(base):
-                own = inspect.signature(vars(base)["__init__"]).parameters
-                passed_on = [name for name, p in own.items() if p.kind is p.VAR_KEYWORD]
-                found = {name: p for name, p in own.items() if name not in ("self", *passed_on)} | found
-                if not passed_on:
-                    break
-        return found
+        """The parameters of the constructor; those that it passes on, `**options: Unpack[Options]`, as a class further
+        up declares them."""
+        own = dict(inspect.signature(cls).parameters)
+        options = [own.pop(name) for name, p in list(own.items()) if p.kind is p.VAR_KEYWORD]
+        wanted = [name for p in options for kind in get_args(p.annotation) for name in get_type_hints(kind)]
+        for base in cls.__mro__[1:]:
+            above = inspect.signature(base).parameters if wanted and issubclass(base, Method) else {}
+            own |= {name: above[name] for name in wanted if name in above and name not in own}
+        return own

@@ -137,7 +137,7 @@ class Trainer:
                 model.dropout_seed = now.dropout_seed
         examples, module, groups = stage.examples(), stage.module(), stage_groups(stage)
         trained = {p for group in groups.values() for p in group}
-        parameters = [p for p in module.parameters() if p in trained]  # in an order that no grouping changes
+        parameters = [p for p in method.parameters() if p in trained]  # in an order that no grouping changes
         now.steps = -(-len(examples) // stage.batch_size)
         now.epochs = stage.epochs = max(stage.epochs, -(-stage.min_steps // max(now.steps, 1)))
         with resting(module, parameters):
