@@ -443,7 +443,8 @@ def test_early_stopping_watches_the_tasks_own_head(tiny: Any) -> None:
 def test_the_backbones_own_adapters_are_taken_if_it_has_some(tiny: Any) -> None:
     settings = {"benchmark.tasks": [2, 2]}
     made = bace.run(tiny.settings("image", method=SMALL, **settings))
-    taken = bace.run(tiny.settings("image", method={"name": "hat", "gate_steps": 0}, **settings, **{"backbone.adapter": 6}))
+    method = {"name": "hat", "gate_steps": 0}
+    taken = bace.run(tiny.settings("image", method=method, **settings, **{"backbone.adapter": 6}))
     assert [adapter.down.out_features for adapter in adapters(taken.method)] == [6] * 4
     assert made.matrix == taken.matrix
     assert_equal_bits(weights(made.method.model), weights(taken.method.model))
