@@ -206,15 +206,16 @@ class Learner:
         tensors, state = found
         if "given" not in state:
             raise CheckpointError(f"'{folder}' is not a saved learner; a run folder is opened with bace.load")
-        learner = cls._opened(state["given"], trust)
-        learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
-        learner.picture = tuple(state["picture"]) if state["picture"] else None
-        learner._numbers = set(state["numbers"])
-        learner.config = learner._configured(state["modality"])
-        learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
-        learner._kept_targets = tensors["kept_targets"]
-        learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in state["train"]]
-        learner._restore(tensors, state["method"])
+        with checkpoint.understood(f"the learner in '{folder}'"):
+            learner = cls._opened(state["given"], trust)
+            learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
+            learner.picture = tuple(state["picture"]) if state["picture"] else None
+            learner._numbers = set(state["numbers"])
+            learner.config = learner._configured(state["modality"])
+            learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
+            learner._kept_targets = tensors["kept_targets"]
+            learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in state["train"]]
+            learner._restore(tensors, state["method"])
         return learner
 
     @classmethod
@@ -227,17 +228,20 @@ class Learner:
             check_unchanged(folder, described, found[1])
         if not (folder / "metrics.json").exists() or found is None:
             raise CheckpointError(f"the run in '{folder}' is not finished: continue it with --resume")
-        if found[1]["at"]["task"] != len(described["tasks"]):
+        with checkpoint.understood(f"the checkpoint of the run in '{folder}'"):
+            done = int(found[1]["at"]["task"])
+        if done != len(described["tasks"]):
             raise CheckpointError(
                 f"the last checkpoint of the run in '{folder}' is damaged, and the one before it is not that of the "
                 "finished model: run it again"
             )
-        learner = cls._opened(described["config"], trust)
-        learner.config = config_from(described["config"])
-        learner.modality, learner._complete = described["modality"], False
-        learner.picture = tuple(described["picture"]) if described.get("picture") else None
-        learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]
-        learner._restore(found[0], found[1]["method"])
+        with checkpoint.understood(f"the run in '{folder}'"):
+            learner = cls._opened(described["config"], trust)
+            learner.config = config_from(described["config"])
+            learner.modality, learner._complete = described["modality"], False
+            learner.picture = tuple(described["picture"]) if described.get("picture") else None
+            learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]
+            learner._restore(found[0], found[1]["method"])
         return learner
 
     # -- inside

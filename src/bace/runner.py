@@ -26,7 +26,7 @@ from bace.config import Config
 from bace.data.benchmarks import cut_of, find_benchmark, make_stream
 from bace.data.images import Images
 from bace.errors import CheckpointError, ConfigError, DataError, Stopped
-from bace.files import open_own, write_whole
+from bace.files import open_own, parse_json, write_whole
 from bace.memory import Memory
 from bace.method import Method, Now
 from bace.methods import find_method
@@ -36,7 +36,7 @@ from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
 from bace.room import bytes_needed, check_room, forget_peak, peak_bytes
-from bace.settings import config_from, flatten, import_named_method
+from bace.settings import MOST_THREADS, config_from, flatten, import_named_method
 from bace.stream import Stream
 from bace.trainer import Results, Trainer
 
@@ -328,15 +328,17 @@ def describe(config: Config, stream: Stream) -> dict[str, Any]:
 
 def read_run(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "run.json").read_text())
+        found = parse_json((folder / "run.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"'{folder}' is not a run folder: it has no run.json. Start a run with --out") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"'{folder / 'run.json'}' cannot be read: {error}") from error
     kinds = {"config": dict, "tasks": list, "modality": str}
     about = found if isinstance(found, dict) else {}
     if missing := [key for key, kind in kinds.items() if not isinstance(about.get(key), kind)]:
         raise DataError(f"'{folder / 'run.json'}' does not describe a run: it has no '{missing[0]}'")
+    if about.get("threads", 1) not in range(1, MOST_THREADS + 1):
+        raise DataError(f"'{folder / 'run.json'}': 'threads' is {about['threads']!r}, not 1 to {MOST_THREADS}")
     return about
 
 
