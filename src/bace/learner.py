@@ -27,6 +27,7 @@ from bace.runner import (
     attach,
     check_memory,
     check_unchanged,
+    is_picture,
     load_backbone,
     make_method,
     prepare_torch,
@@ -207,6 +208,8 @@ class Learner:
         if "given" not in state:
             raise CheckpointError(f"'{folder}' is not a saved learner; a run folder is opened with bace.load")
         with checkpoint.understood(f"the learner in '{folder}'"):
+            if not is_picture(state["picture"]) or not _are_names(state["tasks"]):
+                raise ValueError("'picture' is no height and width, or 'tasks' are no lists of names")
             learner = cls._opened(state["given"], trust)
             learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
             learner.picture = tuple(state["picture"]) if state["picture"] else None
@@ -216,6 +219,7 @@ class Learner:
             learner._kept_targets = tensors["kept_targets"]
             learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in state["train"]]
             learner._restore(tensors, state["method"])
+            learner._check_kept()
         return learner
 
     @classmethod
@@ -260,6 +264,12 @@ class Learner:
         self.method = self._method_for(stream, self.config)
         state = {"at": {"task": len(stream)}, "results": {}, "method": plain, "licences": []}
         Trainer(self.method, stream, self.config).restore(tensors, state)
+
+    def _check_kept(self) -> None:
+        assert self.method is not None
+        ids = torch.cat([*self._train, self.method.remembered()])
+        if not ((ids >= 0) & (ids < len(self.method.stream.data))).all():
+            raise ValueError("it remembers examples that it does not hold")
 
     def _configured(self, modality: Modality) -> Config:
         if self.modality not in (None, modality):
@@ -336,6 +346,13 @@ class Learner:
     def _names(self) -> list[str]:
         assert self.modality is not None
         return class_names(self.modality, self.tasks)
+
+
+def _are_names(tasks: Any) -> bool:
+    """Whether these are lists of names, one a task."""
+    return isinstance(tasks, list) and all(
+        isinstance(names, list) and all(isinstance(name, str) for name in names) for names in tasks
+    )
 
 
 def _copied(value: Any) -> Any:

@@ -17,7 +17,7 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
-from bace.errors import DataError
+from bace.errors import DataError, printable
 from bace.files import parse_json
 from bace.metrics import MEASURES, new_task_accuracy
 
@@ -195,11 +195,11 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     """Print a table for each benchmark: mean ± sample standard deviation over seeds, rows in their order."""
     for benchmark in dict.fromkeys(row.benchmark for row in rows):
         # Text, because a str would be read as markup: a method may be called "[red]".
-        table = Table(title=Text(benchmark), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(title=Text(printable(benchmark)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.show_edge = False
         table.add_column("method", min_width=12)
         lines = [
-            (row.label, str(len(row.seeds)), *(show(getattr(row, name)) for name in COLUMNS))
+            (printable(row.label), str(len(row.seeds)), *(show(getattr(row, name)) for name in COLUMNS))
             for row in rows
             if row.benchmark == benchmark
         ]
