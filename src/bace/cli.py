@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bace.errors import BaceError, ConfigError, Stopped, nearest
+from bace.errors import BaceError, ConfigError, Stopped, nearest, printable
 from bace.help import PAGES
 
 USAGE = """\
@@ -73,7 +73,7 @@ def answer(words: list[str], commands: dict[str, Callable[[list[str]], None]]) -
         else:
             commands[words[0]](words[1:])
     except Stopped as stopped:
-        print(f"bace: {stopped}", file=sys.stderr)
+        print(f"bace: {printable(str(stopped))}", file=sys.stderr)
         return 128 + stopped.signal
     except BaceError as error:
         print(f"bace: error: {printable(str(error))}", file=sys.stderr)
@@ -195,7 +195,7 @@ def show_report(folders: list[Path], page: Path, *, ranked: bool = False) -> Non
     if ranked:
         rows.sort(key=lambda row: row.A_last.mean if row.A_last else 0.0, reverse=True)
     print_table(rows, Console(width=None if sys.stdout.isatty() else 120))
-    if unfinished := [str(run.folder) for run in runs if run.metrics is None]:
+    if unfinished := [printable(str(run.folder)) for run in runs if run.metrics is None]:
         print(f"not in the table, because unfinished (bace run --resume DIR): {', '.join(unfinished)}")
     print(f"page: {write_page(runs, page)}")
 
@@ -271,11 +271,6 @@ def predict(words: list[str]) -> None:
 
 
 # -- words of the command line
-
-
-def printable(text: str) -> str:
-    """Control characters, which could rewrite the terminal, as they are escaped in Python."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(error: Exception) -> str:

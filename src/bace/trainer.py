@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from bace import metrics
-from bace.checkpoint import split_state
+from bace.checkpoint import split_state, understood
 from bace.config import Config
-from bace.errors import CheckpointError, Stopped, TrainingError
+from bace.errors import Stopped, TrainingError
 from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
 from bace.models.encoders import Encoder
@@ -408,11 +408,12 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Make the shapes again (grow, structure, shrink), then fill in the saved values."""
-        try:
-            self.at, self.results = At(**state["at"]), Results(**state["results"])
-            self.stream.licences = list(state["licences"])
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"the checkpoint is not one of this version of bace: {error}") from error
+        with understood("the checkpoint"):
+            self._restore(tensors, state)
+
+    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self.at, self.results = At(**state["at"]), Results(**state["results"])
+        self.stream.licences = list(state["licences"])
         for task in self.stream[: self.at.task + 1]:
             current = task.index == self.at.task
             if current and self.at.phase == "begin":
@@ -427,12 +428,7 @@ class Trainer:
             if not current or self.at.phase == "evaluate":
                 self.method.shrink(task)
         values = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
-        try:
-            self.method.load_state_dict({**values, **state["method"]})
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"the checkpoint does not fit this method and backbone: {str(error).splitlines()[-1].strip():.200}"
-            ) from error
+        self.method.load_state_dict({**values, **state["method"]})
         slots = {name: t for name, t in tensors.items() if name.startswith("optimiser.")}
         self.saved_optimiser = {name.removeprefix("optimiser."): t for name, t in slots.items()}
         self.clock = spent()
