@@ -121,7 +121,7 @@ ROWS: list[Row] = [
     # values
     run("a word for a number", "--train.lr fast", "train.lr is 'fast'", "must be a number$"),
     run("a fraction for a whole number", "--train.epochs 1.5", "train.epochs is '1.5'", "a whole number"),
-    run("a value that is no choice", "--train.optimiser lion", "train.optimiser is 'lion'", "'sgd' or 'adam' or 'adamw'"),
+    run("a value that is no choice", "--train.optimiser lion", "optimiser is 'lion'", "'sgd' or 'adam' or 'adamw'"),
     run("a word for a list", "--benchmark.tasks [2,x]", r"benchmark.tasks is '\[2,x\]'", "list, each a whole number"),
     run("a word for yes or no", "--benchmark.flip maybe", "benchmark.flip is 'maybe'", "true or false"),
     run("a word for the seed", "--seed one", "seed is 'one'", "a whole number"),

@@ -387,7 +387,7 @@ def test_the_header_says_what_was_compared_and_details_hold_config_and_commit(tm
         assert fact in text
     details = re.findall(r"<details data-method=.*?</details>", source, re.DOTALL)
     assert len(details) == 2
-    assert all(part in details[0] for part in ("abc123", "&quot;alpha&quot;: 0.125", "torch 2.13.0"))
+    assert all(part in details[0] for part in ("abc123", "&#34;alpha&#34;: 0.125", "torch 2.13.0"))
     assert "Our &lt;title&gt;" in write_page(load_runs([tmp_path]), tmp_path / "p.html", "Our <title>").read_text()
 
 
@@ -421,7 +421,7 @@ def test_the_page_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     write_page(runs, out / "page.html")
     assert (out / "page.html").read_text().startswith("<!doctype html>")
     (out / "taken").mkdir()
-    with pytest.raises(OSError, match="taken"):
+    with pytest.raises(ConfigError, match="taken"):
         write_page(runs, out / "taken")
     assert sorted(path.name for path in out.iterdir()) == ["page.html", "taken"]
 

@@ -256,6 +256,16 @@ def test_nothing_is_written_through_a_symbolic_link(tiny: Any, tmp_path: Path, n
     assert (tmp_path / "precious").read_text() == "mine"
 
 
+def test_no_checkpoint_is_written_into_a_folder_that_a_link_leads_to(run: Path, tmp_path: Path) -> None:
+    (run / "metrics.json").unlink()
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    before = sorted(path.name for path in (tmp_path / "elsewhere").iterdir())
+    with pytest.raises(ConfigError, match="is a symbolic link"):
+        bace.run(resume=run)
+    assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == before
+
+
 def test_a_log_that_lost_its_end_is_not_padded(tiny: Any, tmp_path: Path) -> None:
     settings = tiny.settings("image", method="SEQ", **{"train.epochs": 1})
     bace.run(settings, out=tmp_path / "run")

@@ -37,6 +37,11 @@ class Stopped(BaceError):
         self.signal = signal
 
 
+def printable(text: str) -> str:
+    """Control characters, which could rewrite the terminal, as they are escaped in Python."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """' Did you mean X?' for the valid name nearest to `name`, or a list of all of them."""
     names = list(valid)

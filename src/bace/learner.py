@@ -31,6 +31,7 @@ from bace.experiments.run import (
     attach,
     check_memory,
     check_unchanged,
+    is_picture,
     load_backbone,
     make_method,
     prepare_torch,
@@ -207,15 +208,19 @@ class Learner:
         tensors, state = found
         if "given" not in state:
             raise CheckpointError(f"'{folder}' is not a saved learner; a run folder is opened with bace.load")
-        learner = cls._opened(state["given"], trust)
-        learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
-        learner.picture = tuple(state["picture"]) if state["picture"] else None
-        learner._numbers = set(state["numbers"])
-        learner.config = learner._configured(state["modality"])
-        learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
-        learner._kept_targets = tensors["kept_targets"]
-        learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in state["train"]]
-        learner._restore(tensors, state["method"])
+        with checkpoint.understood(f"the learner in '{folder}'"):
+            if not is_picture(state["picture"]) or not _are_names(state["tasks"]):
+                raise ValueError("'picture' is no height and width, or 'tasks' are no lists of names")
+            learner = cls._opened(state["given"], trust)
+            learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
+            learner.picture = tuple(state["picture"]) if state["picture"] else None
+            learner._numbers = set(state["numbers"])
+            learner.config = learner._configured(state["modality"])
+            learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
+            learner._kept_targets = tensors["kept_targets"]
+            learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in state["train"]]
+            learner._restore(tensors, state["method"])
+            learner._check_kept()
         return learner
 
     @classmethod
@@ -228,17 +233,20 @@ class Learner:
             check_unchanged(folder, described, found[1])
         if not (folder / "metrics.json").exists() or found is None:
             raise CheckpointError(f"the run in '{folder}' is not finished: continue it with --resume")
-        if tasks_done(found[1]["at"]) != len(described["tasks"]):
+        with checkpoint.understood(f"the checkpoint of the run in '{folder}'"):
+            done = tasks_done(found[1]["at"])
+        if done != len(described["tasks"]):
             raise CheckpointError(
                 f"the last checkpoint of the run in '{folder}' is damaged, and the one before it is not that of the "
                 "finished model: run it again"
             )
-        learner = cls._opened(described["config"], trust)
-        learner.config = config_from(learner._given)
-        learner.modality, learner._complete = described["modality"], False
-        learner.picture = tuple(described["picture"]) if described.get("picture") else None
-        learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]
-        learner._restore(found[0], found[1]["method"])
+        with checkpoint.understood(f"the run in '{folder}'"):
+            learner = cls._opened(described["config"], trust)
+            learner.config = config_from(learner._given)
+            learner.modality, learner._complete = described["modality"], False
+            learner.picture = tuple(described["picture"]) if described.get("picture") else None
+            learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]
+            learner._restore(found[0], found[1]["method"])
         return learner
 
     # -- inside
@@ -259,6 +267,12 @@ class Learner:
         self.method.now.task, self.method.now.phase = len(stream) - 1, "end"
         self.method.rebuild(list(stream))
         checkpoint.fill(self.method, tensors, plain)
+
+    def _check_kept(self) -> None:
+        assert self.method is not None
+        ids = torch.cat([*self._train, self.method.remembered()])
+        if not ((ids >= 0) & (ids < len(self.method.stream.data))).all():
+            raise ValueError("it remembers examples that it does not hold")
 
     def _configured(self, modality: Modality) -> Config:
         if self.modality not in (None, modality):
@@ -335,6 +349,13 @@ class Learner:
     def _names(self) -> list[str]:
         assert self.modality is not None
         return class_names(self.modality, self.tasks)
+
+
+def _are_names(tasks: Any) -> bool:
+    """Whether these are lists of names, one a task."""
+    return isinstance(tasks, list) and all(
+        isinstance(names, list) and all(isinstance(name, str) for name in names) for names in tasks
+    )
 
 
 def _copied(value: Any) -> Any:

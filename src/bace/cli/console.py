@@ -4,10 +4,7 @@ import sys
 import tempfile
 import traceback
 
-
-def printable(text: str) -> str:
-    """Control characters, which could rewrite the terminal, as they are escaped in Python."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+from bace.errors import printable
 
 
 def one_line(error: Exception) -> str:

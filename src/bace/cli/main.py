@@ -6,10 +6,10 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from bace.cli.console import kept_traceback, one_line, printable
+from bace.cli.console import kept_traceback, one_line
 from bace.cli.options import HELP
 from bace.config.explain import PAGES
-from bace.errors import BaceError, ConfigError, Stopped, nearest
+from bace.errors import BaceError, ConfigError, Stopped, nearest, printable
 
 USAGE = """\
 bace - class-incremental learning with pre-trained transformers
@@ -60,7 +60,7 @@ def answer(words: list[str]) -> int:
         else:  # what a command needs is imported for it alone: `bace list` does not wait for torch
             importlib.import_module(f"bace.cli.{words[0]}").command(words[1:])
     except Stopped as stopped:
-        print(f"bace: {stopped}", file=sys.stderr)
+        print(f"bace: {printable(str(stopped))}", file=sys.stderr)
         return 128 + stopped.signal
     except BaceError as error:
         print(f"bace: error: {printable(str(error))}", file=sys.stderr)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from bace.cli.options import refuse, split_options
-from bace.errors import ConfigError
+from bace.errors import ConfigError, printable
 
 
 def command(words: list[str]) -> None:
@@ -25,6 +25,6 @@ def show_report(folders: list[Path], page: Path, *, ranked: bool = False) -> Non
     if ranked:
         rows.sort(key=lambda row: row.A_last.mean if row.A_last else 0.0, reverse=True)
     print_table(rows, Console(width=None if sys.stdout.isatty() else 120))
-    if unfinished := [str(run.folder) for run in runs if run.metrics is None]:
+    if unfinished := [printable(str(run.folder)) for run in runs if run.metrics is None]:
         print(f"not in the table, because unfinished (bace run --resume DIR): {', '.join(unfinished)}")
     print(f"page: {write_page(runs, page)}")

@@ -33,6 +33,7 @@ SECTIONS: dict[str, type] = {
 SHORT = {"benchmark": "name", "method": "name", "backbone": "name", "memory": "size"}  # `--memory 50`, `method: bace`
 DEFAULT_NAMES = {"method.name": "bace", "benchmark.name": "digits"}
 MANY = {"studies"}  # flags of several words: `--studies probing tracking`
+MOST_THREADS = 4096  # torch crashes on far more
 RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least and the greatest value
     "benchmark.train_per_class": (1, math.inf),
     "benchmark.test_per_class": (1, math.inf),
@@ -58,7 +59,7 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
     "train.early_stop": (0, math.inf),
     "train.eval_batch_size": (1, math.inf),
     "train.warmup": (0, 0.9),
-    "train.threads": (0, 4096),  # torch crashes on far more
+    "train.threads": (0, MOST_THREADS),
     "checkpoint.every": (0, math.inf),
     "checkpoint.minutes": (0, math.inf),
     "checkpoint.keep": (1, math.inf),

@@ -8,6 +8,8 @@ import hashlib
 import json
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bace.errors import CheckpointError
-from bace.files import delete_folder, to_disk
+from bace.files import delete_folder, parse_json, to_disk
 
 MANIFEST = "sha256.json"
 FILES = ("state.safetensors", "state.json", MANIFEST)
@@ -61,9 +63,10 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     numbers = _numbers(folder)
     for number in reversed(numbers):
         path = folder / f"{number:08d}"
-        damage = _damage(path)
-        if damage is None:
-            return load_file(path / "state.safetensors"), json.loads((path / "state.json").read_text())
+        try:
+            return _read(path)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            damage = f"{type(error).__name__}: {error}"
         warnings.warn(f"checkpoint '{path}' is damaged ({damage}); using the one before it", stacklevel=2)
     if numbers:
         raise CheckpointError(f"every checkpoint in '{folder}' is damaged: start the run again in another folder")
@@ -92,15 +95,27 @@ def _leftovers(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if re.fullmatch(r"\.[0-9]{8}\.unfinished", path.name) and path.is_dir()]
 
 
-def _damage(path: Path) -> str | None:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    sums = parse_json((path / MANIFEST).read_text(encoding="utf-8"))
+    for name in ("state.safetensors", "state.json"):
+        if _sha256(path / name) != sums[name]:
+            raise ValueError(f"{name} does not match its checksum")
+    state = parse_json((path / "state.json").read_text(encoding="utf-8"))
+    if not isinstance(state, dict):
+        raise ValueError("state.json holds no object")
+    return load_file(path / "state.safetensors"), state
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Sums say that a checkpoint is whole, not who wrote it: what does not fit together inside it is one error."""
     try:
-        sums = json.loads((path / MANIFEST).read_text())
-        for name in ("state.safetensors", "state.json"):
-            if _sha256(path / name) != sums[name]:
-                return f"{name} does not match its checksum"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
+        reason = (str(error).splitlines() or [""])[-1].strip()
+        raise CheckpointError(
+            f"{what} is not what this version of bace saves for its settings ({type(error).__name__}: {reason:.200})"
+        ) from error
 
 
 def _sha256(path: Path) -> str:
@@ -139,9 +154,4 @@ def split_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any
 def fill(method: nn.Module, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
     """Give a method that has its shapes the values of a checkpoint: the tensors under "method.", and the rest."""
     values = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
-    try:
-        method.load_state_dict({**values, **plain})
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"the checkpoint does not fit this method and backbone: {str(error).splitlines()[-1].strip():.200}"
-        ) from error
+    method.load_state_dict({**values, **plain})

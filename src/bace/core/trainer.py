@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bace.config.schema import Config
 from bace.core import metrics
-from bace.core.checkpoint import fill, split_state
+from bace.core.checkpoint import fill, split_state, understood
 from bace.core.evaluation import evaluate_seen, transfer
 from bace.core.method import Method, Stage
 from bace.core.optimiser import (
@@ -30,7 +30,7 @@ from bace.core.optimiser import (
 from bace.core.resources import bytes_kept
 from bace.core.stream import Stream, Task
 from bace.core.study import Seen, Study
-from bace.errors import CheckpointError, Stopped, TrainingError
+from bace.errors import Stopped, TrainingError
 from bace.models.encoders import Encoder
 from bace.models.model import Model
 from bace.randomness import seed_dropout
@@ -361,12 +361,13 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Make the shapes again (grow, structure, shrink), then fill in the saved values."""
-        try:
-            self.now.restore(state["at"])
-            self.results = Results(**state["results"])
-            self.stream.licences = list(state["licences"])
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"the checkpoint is not one of this version of bace: {error}") from error
+        with understood("the checkpoint"):
+            self._restore(tensors, state)
+
+    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self.now.restore(state["at"])
+        self.results = Results(**state["results"])
+        self.stream.licences = list(state["licences"])
         self.method.rebuild(self.stream[: self.now.task + 1])
         fill(self.method, tensors, state["method"])
         slots = {name: t for name, t in tensors.items() if name.startswith("optimiser.")}

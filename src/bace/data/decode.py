@@ -24,6 +24,7 @@ from rich.progress import track
 from torch import Tensor
 
 from bace.errors import DataError
+from bace.files import inside
 
 Size = int | tuple[int, int]  # the side of a square, or height and width
 DEFAULT_SIZE = 256  # side of the squares that pictures of unequal sizes become
@@ -42,7 +43,10 @@ def picture_of(value: Any, folder: Path | None, where: str) -> bytes | Path | Im
     if isinstance(value, str) and value.strip():
         value = Path(value)
     if isinstance(value, Path):
-        return folder / value if folder is not None else value
+        try:
+            return inside(folder, value) if folder is not None else value
+        except ValueError as error:
+            raise DataError(f"{where}: {error}. Pictures lie beside the file that lists them, or below it.") from error
     if isinstance(value, bytes | Image.Image):
         return value
     raise DataError(f"{where}: no picture but {str(value)[:80]!r}. Expected a picture, its bytes or its path.")

@@ -20,6 +20,7 @@ from bace.data.batch import Modality
 from bace.data.decode import IMAGE_SUFFIXES
 from bace.data.published import Arrays, find_arrays
 from bace.errors import ConfigError, DataError
+from bace.files import inside
 
 _CSV_SUFFIXES = {".csv", ".tsv"}
 _JSONL_SUFFIXES = {".jsonl", ".ndjson"}
@@ -49,7 +50,7 @@ class Raw:
     count: int
     where: Callable[[int], str]  # what an error message calls a row
     class_names: dict[str, list[str]]  # of the columns that carry them
-    folder: Path  # what paths of pictures are relative to
+    folder: Path | None  # where the paths of pictures begin and which they may not leave; None: no file names them
 
 
 def open_source(source: str | Path, split: str, modality: Modality | None = None, subset: str | None = None) -> Raw:
@@ -187,13 +188,14 @@ def _open_hub(name: str, subset: str | None, split: str) -> Raw:
     dataset = splits[found]
     columns, class_names = _describe(dataset.features.arrow_schema)
     table = dataset.with_format("arrow")[:]  # stays memory-mapped
+    cached = Path(datasets.config.HF_CACHE_HOME)
 
     def values(names: Sequence[str], rows: Sequence[int]) -> Iterator[tuple[Any, ...]]:
         picked = [table.column(name) for name in names]
         for row in rows:
             yield tuple(column[row].as_py() for column in picked)
 
-    return Raw(name, columns, values, table.num_rows, lambda row: f"{name}, {found}, row {row}", class_names, Path())
+    return Raw(name, columns, values, table.num_rows, lambda row: f"{name}, {found}, row {row}", class_names, cached)
 
 
 def _open_arrays(arrays: Arrays) -> Raw:
@@ -210,7 +212,7 @@ def _open_arrays(arrays: Arrays) -> Raw:
     class_names = {"label": arrays.names} if arrays.names else {}
     count = len(arrays.labels)
     return Raw(
-        str(arrays.source), columns, values, count, lambda row: f"{arrays.source}, picture {row}", class_names, Path()
+        str(arrays.source), columns, values, count, lambda row: f"{arrays.source}, picture {row}", class_names, None
     )
 
 
@@ -222,13 +224,16 @@ def _open_images(folder: Path) -> Raw:
             file, *label = line.split("\t")
             if not label:
                 raise DataError(f"{annotations}, line {number}: expected a file name, a tab and a class, got {line!r}.")
-            pictures.append({"image": folder / "images" / file, "label": label[0]})
+            try:
+                pictures.append({"image": inside(folder / "images", file), "label": label[0]})
+            except ValueError as error:
+                raise DataError(f"{annotations}, line {number}: {error}.") from error
     for class_folder in [] if pictures else _folders(folder):
         files = _image_files(class_folder)
         if not files:
             raise DataError(f"{class_folder}: the class folder holds no picture. Fill it or remove it.")
         pictures.extend({"image": file, "label": class_folder.name} for file in files)
-    raw = _from_records(folder, pictures, lambda row: str(pictures[row]["image"]), Path())
+    raw = _from_records(folder, pictures, lambda row: str(pictures[row]["image"]), None)
     return _in_words(raw, pictures, folder.parent / "words.txt")
 
 
@@ -320,7 +325,7 @@ def _open_conll(path: Path) -> Raw:
     return _from_records(path, records, lambda row: f"{path}, the sentence from line {numbers[row]}", path.parent)
 
 
-def _from_records(source: Path, records: list[dict[str, Any]], where: Callable[[int], str], folder: Path) -> Raw:
+def _from_records(source: Path, records: list[dict[str, Any]], where: Callable[[int], str], folder: Path | None) -> Raw:
     def kind(name: str, value: Any) -> str:
         named = isinstance(value, str) and Path(value).suffix.lower() in IMAGE_SUFFIXES
         if isinstance(value, Path) or (named and name.lower() in INPUT_NAMES["image"]):

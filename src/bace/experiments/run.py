@@ -17,12 +17,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from bace.config.parse import config_from, current, flatten, import_named_method
+from bace.config.parse import MOST_THREADS, config_from, current, flatten, import_named_method
 from bace.config.schema import Config
 from bace.core import checkpoint, metrics
 from bace.core.memory import Memory
@@ -31,11 +31,12 @@ from bace.core.position import Position
 from bace.core.resources import bytes_needed, check_room, forget_peak, peak_bytes
 from bace.core.stream import Stream
 from bace.core.trainer import Results, Trainer
+from bace.data.batch import Modality
 from bace.data.benchmarks import cut_of, find_benchmark
 from bace.data.modalities.image import Images
 from bace.errors import CheckpointError, ConfigError, DataError, Stopped
 from bace.experiments.stream import make_stream
-from bace.files import open_own, write_whole
+from bace.files import open_own, parse_json, write_whole
 from bace.methods import find_method
 from bace.models.adapters import add_adapters
 from bace.models.encoders import Encoder, freeze_prefix, keep_prefix, load_encoder
@@ -217,6 +218,8 @@ def _run_in(
     """Run or resume in a folder, which nobody else may use at the same time."""
     if not resume and _in_use(folder):
         raise ConfigError(f"run folder '{folder}' is already in use: choose another --out, or continue with --resume")
+    if resume and (folder / "checkpoints").is_symlink():
+        raise ConfigError(f"'{folder / 'checkpoints'}' is a symbolic link, and nothing is written through one")
     if resume and (folder / "metrics.json").exists():
         raise ConfigError(f"the run in '{folder}' is finished: there is nothing to resume")
     try:
@@ -243,7 +246,8 @@ def _run_in(
             if not force:
                 check_unchanged(folder, described, found[1])
             trainer.restore(*found)
-        log.cut(found[1]["log"] if found else 0)
+        with checkpoint.understood(f"the checkpoint of the run in '{folder}'"):
+            log.cut(int(found[1]["log"]) if found else 0)
         if found is None:
             log({"event": "start", "needed": needed})
         try:
@@ -254,7 +258,8 @@ def _run_in(
 
 def check_unchanged(folder: Path, described: dict[str, Any], state: dict[str, Any]) -> None:
     """Refuse a run.json that is not the one which the run's checkpoint was written with."""
-    before, now = flatten(state.get("run", described)), flatten(described)
+    with checkpoint.understood(f"the checkpoint of the run in '{folder}'"):
+        before, now = flatten(state.get("run", described)), flatten(described)
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if changed:
         raise CheckpointError(
@@ -334,16 +339,27 @@ def describe(config: Config, stream: Stream) -> dict[str, Any]:
 
 def read_run(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "run.json").read_text())
+        found = parse_json((folder / "run.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"'{folder}' is not a run folder: it has no run.json. Start a run with --out") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"'{folder / 'run.json'}' cannot be read: {error}") from error
     kinds = {"config": dict, "tasks": list, "modality": str}
     about = found if isinstance(found, dict) else {}
     if missing := [key for key, kind in kinds.items() if not isinstance(about.get(key), kind)]:
         raise DataError(f"'{folder / 'run.json'}' does not describe a run: it has no '{missing[0]}'")
+    if about["modality"] not in get_args(Modality):
+        raise DataError(f"'{folder / 'run.json'}': 'modality' is '{about['modality']}', none of {get_args(Modality)}")
+    if not is_picture(about.get("picture")):
+        raise DataError(f"'{folder / 'run.json'}': 'picture' is {about['picture']!r}, not a height and a width")
+    if about.get("threads", 1) not in range(1, MOST_THREADS + 1):
+        raise DataError(f"'{folder / 'run.json'}': 'threads' is {about['threads']!r}, not 1 to {MOST_THREADS}")
     return about
+
+
+def is_picture(size: Any) -> bool:
+    """Whether this is a height and a width, or None for data that are no pictures."""
+    return size is None or (isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size))
 
 
 def read_config(folder: Path, *, trust: bool = False) -> Config:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from bace.errors import ConfigError, DataError
+from bace.files import inside
 from bace.models.backbones import backbone_path, find_backbone
 from bace.models.frozen_prefix import PrefixCache, shared_cache
 from bace.models.weights import first_line, read_json, read_weights
@@ -527,7 +528,10 @@ def _check_weights(folder: Path) -> Path:
         parts = [weights]
     elif index.exists():
         weights = index
-        parts = [folder / part for part in sorted(set(read_json(index).get("weight_map", {}).values()))]
+        try:
+            parts = [inside(folder, part) for part in sorted(set(read_json(index)["weight_map"].values()))]
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise DataError(f"{index} is no list of the parts of a model in its folder ({error}).") from error
     else:
         raise DataError(
             f"{folder} has no model.safetensors. Pickled weights (pytorch_model.bin) are not read: load the model with "

@@ -1,7 +1,6 @@
 """A ViT's weights from one file: Google's .npz, and .safetensors or PyTorch files with timm's names (DeiT's too)."""
 
 import argparse
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bace.errors import ConfigError, DataError
+from bace.files import parse_json
 
 _HEADS_OF_WIDTH = {1280: 16, 1408: 16, 1664: 16}  # timm's huge, giant and gigantic; all others have heads of 64
 _PYTORCH = (".pth", ".pt", ".bin")
@@ -199,7 +199,7 @@ def _from_jax(tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor]
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not readable as JSON ({first_line(error)}).") from error
     if not isinstance(content, dict):

@@ -3,16 +3,18 @@
 Nothing here says what is light or dark: the page's script sets fonts, grids and heat-map colours to the reader's theme.
 """
 
-import html
 import math
 import textwrap
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from bace.report.runs import Epoch, Group, Run, Stat, flatten, leaf, show, stat
 
 Figure = dict[str, Any]
+UNDRAWN = ("legendgroup", "methods", "file")  # for the page's script, which compares them with names
 
 # Okabe and Ito's colour-blind-safe palette, with a grey for black and yellow, which vanish on a dark or a white page.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
@@ -27,6 +29,8 @@ MOST_BARS = 60
 MOST_BANDS = len(PALETTE)  # methods whose bands and bars can still be told apart; more are "many"
 # What a probing study calls its classifiers, and how the page names them.
 PROBES = {"observed": "observed", "cosine": "cosine probe", "linear": "linear probe"}
+
+EXTRA = Markup("{}<extra>{}</extra>")  # a hover text, and whose it is
 
 
 def colour(index: int) -> str:
@@ -65,7 +69,7 @@ def curves(groups: Sequence[Group], index: dict[str, int], measure: str) -> Figu
             }
             traces.append({"type": "scatter", **band})
         trace = _line(group, index) | {"x": x, "y": line, "customdata": [show(p) for p in points]}
-        trace["hovertemplate"] = "%{customdata}<extra>" + text(group.label) + "</extra>"
+        trace["hovertemplate"] = EXTRA.format("%{customdata}", text(group.label))
         if not banded:  # a single point has no band
             trace["error_y"] = {"type": "data", "array": spread, "visible": len(runs) > 1}
         traces.append(trace)
@@ -88,7 +92,7 @@ def by_task(groups: Sequence[Group], values: Callable[[Run], Sequence[float]], u
         spread.append([show(p) for p in points] + [""] * (width - len(points)))
     names = [_wrapped(group.label, 26) for group in groups]
     trace = _heat_map(cells, list(range(1, width + 1)), names) | {"customdata": spread}
-    trace["hovertemplate"] = f"%{{y}}, task %{{x}}: %{{customdata}} {unit}<extra></extra>"
+    trace["hovertemplate"] = EXTRA.format(f"%{{y}}, task %{{x}}: %{{customdata}} {unit}", "")
     layout = {
         "xaxis": {"title": {"text": axis}, "range": [0.5, width + 0.5], "showgrid": False, **_task_axis(width)},
         "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
@@ -109,7 +113,8 @@ def matrix(group: Group, measure: str) -> Figure:
             spread[t][i] = show(cell)
     numbers = list(range(1, tasks + 1))
     trace = _heat_map(cells, numbers, numbers) | {"customdata": spread}
-    trace["hovertemplate"] = f"task %{{x}} after task %{{y}}: {measure} %{{customdata}}<extra></extra>"
+    said = Markup("task %{{x}} after task %{{y}}: {} %{{customdata}}").format(text(measure))
+    trace["hovertemplate"] = EXTRA.format(said, "")
     axis = _task_axis(tasks, most=10) | {"showgrid": False, "constrain": "domain"}
     ends = [0.5, tasks + 0.5]
     layout = {
@@ -132,7 +137,7 @@ def forgetting(groups: Sequence[Group], index: dict[str, int]) -> Figure:
         means = [point.mean for point in points if point is not None]
         trace = form(group, index) | {"x": list(range(1, len(means) + 1)), "y": means}
         trace["customdata"] = [show(p) for p in points]
-        trace["hovertemplate"] = "%{customdata}<extra>" + text(group.label) + "</extra>"
+        trace["hovertemplate"] = EXTRA.format("%{customdata}", text(group.label))
         trace["error_y"] = error_bars(points)
         traces.append(trace)
     layout = {
@@ -159,7 +164,7 @@ def confusion(group: Group) -> tuple[Figure, int] | None:
     size = len(first.classes)
     names = [text(name) for name in first.classes]
     trace = _heat_map(shares, names, names) | {"customdata": counts}
-    trace["hovertemplate"] = "%{y} taken for %{x}: %{z:.1f} % (%{customdata})<extra></extra>"
+    trace["hovertemplate"] = EXTRA.format("%{y} taken for %{x}: %{z:.1f} % (%{customdata})", "")
     task_of = {name: number for number, task in enumerate(run.tasks, 1) for name in task.classes}
     owners = [task_of.get(name) for name in first.classes]
     edges = [i - 0.5 for i in range(1, size) if owners[i] != owners[i - 1]]
@@ -210,7 +215,7 @@ def losses(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
             trace = _line(group, index) | {"x": x, "y": y, "text": hover}
             trace["mode"] = "lines+markers" if len(x) <= 60 else "lines"
             trace["marker"] = {**trace["marker"], "size": 4}
-            trace["hovertemplate"] = "%{text}<extra>" + text(group.label) + "</extra>"
+            trace["hovertemplate"] = EXTRA.format("%{text}", text(group.label))
             traces.append(trace)
     if not traces:
         return None
@@ -240,7 +245,7 @@ def cost(groups: Sequence[Group], index: dict[str, int], measure: str, unit: str
         if taken is not None:
             trace = _bar(group, index) | {"orientation": "h", "x": [taken.mean], "y": [_wrapped(group.label, 20)]}
             trace |= {"error_x": error_bars([taken]), "customdata": [show(taken)], "showlegend": False}
-            trace["hovertemplate"] = f"%{{customdata}} {unit}<extra>" + text(group.label) + "</extra>"
+            trace["hovertemplate"] = EXTRA.format(f"%{{customdata}} {unit}", text(group.label))
             traces.append(trace)
     layout = {
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
@@ -263,7 +268,7 @@ def against(rows: Sequence[tuple[str, Stat, Stat]], index: dict[str, int], name:
             marker = {"color": colour(index[label]), "size": 11, "symbol": symbol}
             marker["line"] = {"width": 2, "color": colour(index[label])}
             trace = common | {"x": [point.mean], "mode": "markers", "marker": marker, "error_x": error_bars([point])}
-            trace["hovertemplate"] = f"{kind} {show(point)}<extra>" + text(label) + "</extra>"
+            trace["hovertemplate"] = EXTRA.format(f"{kind} {show(point)}", text(label))
             traces.append(trace)
     layout = {
         "xaxis": {"title": {"text": name}},
@@ -346,9 +351,18 @@ def mean_distances(group: Group) -> dict[str, Stat | None]:
     return row
 
 
-def text(name: str) -> str:
-    """A user's name as literal text: plotly would read tags in it, and %{...} in a hover template."""
-    return html.escape(name, quote=False).replace("%", "&#37;")
+def text(name: str) -> Markup:
+    """A user's name as literal text, also in a hover template: plotly would read tags in it, and %{...}."""
+    return escape(name).replace("%", Markup("&#37;"))
+
+
+def literal(value: Any) -> Any:
+    """A figure as plotly.js is to draw it. Plotly reads tags in every text, so all that is no `Markup` is escaped."""
+    if isinstance(value, dict):
+        return {key: part if key in UNDRAWN else literal(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [literal(part) for part in value]
+    return escape(value) if isinstance(value, str) else value
 
 
 def legend_rows(groups: Sequence[Group]) -> int:
@@ -358,8 +372,8 @@ def legend_rows(groups: Sequence[Group]) -> int:
     return math.ceil(sum(n * (1 if part > 0.5 else part) for n, part in zip(lines, share, strict=True)))
 
 
-def _wrapped(label: str, width: int) -> str:
-    return "<br>".join(text(line) for line in textwrap.wrap(label, width))
+def _wrapped(label: str, width: int) -> Markup:
+    return Markup("<br>").join(text(line) for line in textwrap.wrap(label, width))
 
 
 def studies(group: Group, name: str) -> list[dict[str, Any]]:
@@ -391,7 +405,7 @@ def _series(seeds: Sequence[Sequence[float | None]], name: str, number: int, fir
         "x": list(range(first, first + len(points))),
         "y": [None if point is None else round(point.mean, 4) for point in points],
         "customdata": [_precise(point) for point in points],
-        "hovertemplate": "%{customdata}<extra>" + text(name) + "</extra>",
+        "hovertemplate": EXTRA.format("%{customdata}", text(name)),
         "error_y": bars | {"visible": len(seeds) > 1},
         "line": {"color": PALETTE[number % len(PALETTE)], "width": 2, "dash": DASHES[number % len(DASHES)]},
         "marker": {"color": PALETTE[number % len(PALETTE)], "size": 6, "symbol": SYMBOLS[number % len(SYMBOLS)]},
@@ -500,9 +514,10 @@ def _task_axis(tasks: int, most: int = 20) -> dict[str, Any]:
     return {"tickmode": "array", "tickvals": list(range(1, tasks + 1, every)), "zeroline": False}
 
 
-def _loss_text(epochs: Sequence[Epoch]) -> str:
+def _loss_text(epochs: Sequence[Epoch]) -> Markup:
     first = epochs[0]
     names = [name for name in first.terms if all(name in epoch.terms for epoch in epochs)]
-    terms = "".join(f"<br>{text(name)} {fmean(epoch.terms[name] for epoch in epochs):.4g}" for name in names)
-    loss = fmean(epoch.loss for epoch in epochs)
-    return f"task {first.task}, {text(first.stage)}, epoch {first.epoch + 1}<br>loss {loss:.4g}{terms}"
+    term = Markup("<br>{} {:.4g}")
+    terms = Markup("").join(term.format(name, fmean(epoch.terms[name] for epoch in epochs)) for name in names)
+    form = Markup("task {}, {}, epoch {}<br>loss {:.4g}{}")
+    return form.format(first.task, first.stage, first.epoch + 1, fmean(epoch.loss for epoch in epochs), terms)

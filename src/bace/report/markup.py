@@ -1,65 +1,88 @@
-"""Pieces of the report page in HTML."""
+"""Pieces of the report page in HTML.
+
+Every piece is a `Markup` made of a literal and of values, which its `format` and `join` escape; the template escapes
+whatever is no `Markup`. So a value from a file cannot become a tag: forgetting is not possible, only a literal with a
+hole. (ruff's rule S704 refuses a `Markup` made of anything but a literal.)
+"""
 
 import re
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterable, Sequence
+
+from markupsafe import Markup
 
 from bace.report import figures
 from bace.report.runs import Stat, show
 
 KEYS = ("", "6 2", "2 2", "6 2 2 2", "9 3", "9 2 2 2")  # figures.DASHES, as SVG draws them
 MOST_SHOWN = 6  # heat maps shown before the reader asks for more
+NOTHING = Markup("")
 
 
-def part(heading: str, aid: str, content: str, where: str = "") -> str:
-    place = f' id="{where}"' if where else ""
-    return f'<section class="part"{place}><h3>{heading}</h3>{f"<p>{escape(aid)}</p>" if aid else ""}{content}</section>'
+def joined(pieces: Iterable[str | Markup]) -> Markup:
+    return NOTHING.join(pieces)
 
 
-def scale(unit: str = "%") -> str:
-    return f'<p class="scale" aria-hidden="true"><span>0</span><i></i><span>100 {unit}</span></p>'
+def part(heading: str, aid: str, content: Markup, where: str = "") -> Markup:
+    place = Markup(' id="{}"').format(where) if where else ""
+    help_to_read = Markup("<p>{}</p>").format(aid) if aid else ""
+    form = Markup('<section class="part"{}><h3>{}</h3>{}{}</section>')
+    return form.format(place, heading, help_to_read, content)
 
 
-def grid(members: Sequence[str], *, large: bool = False, most: int = MOST_SHOWN, kind: str = "") -> str:
+def scale(unit: str = "%") -> Markup:
+    return Markup('<p class="scale" aria-hidden="true"><span>0</span><i></i><span>100 {}</span></p>').format(unit)
+
+
+def grid(members: Sequence[Markup], *, large: bool = False, most: int = MOST_SHOWN, kind: str = "") -> Markup:
     """Figures side by side: the first `most` (half of that on a phone), the rest when the reader asks for them."""
     classes = f"grid{' large' if large else ''}{f' {kind}' if kind else ''}"
-    more = '<p><button type="button" class="more" hidden></button></p>' if len(members) > most // 2 else ""
-    return f'<div><div class="{classes}" data-most="{most}">{"".join(members)}</div>{more}</div>'
+    more = Markup('<p><button type="button" class="more" hidden></button></p>') if len(members) > most // 2 else ""
+    form = Markup('<div><div class="{}" data-most="{}">{}</div>{}</div>')
+    return form.format(classes, most, joined(members), more)
 
 
-def sortable(name: str, head: str, body: str) -> str:
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table class="sortable">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+def sortable(name: str, head: Markup, body: Markup) -> Markup:
+    return Markup(
+        '<div class="scroll" tabindex="0" role="region" aria-label="{}"><table class="sortable">'
+        "<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>"
+    ).format(name, head, body)
 
 
-def heading(name: str, meaning: str, first: str, arrow: str = "") -> str:
+def heading(name: str, meaning: str, first: str, arrow: str = "") -> Markup:
     """A column's heading, a button that sorts by it; without `first` it is a column of names."""
-    kind = f' class="number" data-first="{first}"' if first else ""
-    title = f' title="{escape(meaning)}"' if meaning else ""
-    small = f'<small aria-hidden="true"> {arrow}</small>' if arrow else ""
-    return f'<th scope="col"{kind}{title}><button type="button">{name}{small}</button></th>'
+    kind = Markup(' class="number" data-first="{}"').format(first) if first else ""
+    title = Markup(' title="{}"').format(meaning) if meaning else ""
+    small = Markup('<small aria-hidden="true"> {}</small>').format(arrow) if arrow else ""
+    form = Markup('<th scope="col"{}{}><button type="button">{}{}</button></th>')
+    return form.format(kind, title, name, small)
 
 
-def cell(cell: Stat | None, kind: str = "", after: str = "", decimals: int | None = None) -> str:
+def table_row(label: str, index: dict[str, int], cells: Iterable[Markup]) -> Markup:
+    """A method's row of a sortable table."""
+    form = Markup('<tr data-method="{0}"><th scope="row" data-value="{0}">{1}</th>{2}</tr>')
+    return form.format(label, chip(label, index), joined(cells))
+
+
+def cell(cell: Stat | None, kind: str = "", after: str = "", decimals: int | None = None) -> Markup:
     if cell is None:
-        return '<td class="number" data-value="">-</td>'
+        return Markup('<td class="number" data-value="">-</td>')
     shown = show(cell)
     if decimals is not None:
         shown = f"{cell.mean:.{decimals}f}" + ("" if cell.std is None else f" ± {cell.std:.{decimals}f}")
     mean, plus, spread = shown.partition(" ±")
-    small = f"<small>{plus}{spread}{after}</small>" if plus or after else ""
-    return f'<td class="number{f" {kind}" if kind else ""}" data-value="{cell.mean!r}">{mean}{small}</td>'
+    small = Markup("<small>{}{}{}</small>").format(plus, spread, after) if plus or after else ""
+    form = Markup('<td class="number{}" data-value="{!r}">{}{}</td>')
+    return form.format(f" {kind}" if kind else "", cell.mean, mean, small)
 
 
-def chip(label: str, index: dict[str, int]) -> str:
+def chip(label: str, index: dict[str, int]) -> Markup:
     """A method's name behind a piece of its line, in its colour and dashes."""
     number = index[label]
     dashes = KEYS[figures.turn(number)]
-    line = f'<path d="M0 5h22" stroke="{figures.colour(number)}"{f" stroke-dasharray={dashes!r}" if dashes else ""}/>'
-    key = f'<svg class="key" viewBox="0 0 22 10" aria-hidden="true">{line}</svg>'
-    return f'<span class="chip">{key}{escape(label)}</span>'
+    return Markup(
+        '<span class="chip"><svg class="key" viewBox="0 0 22 10" aria-hidden="true">'
+        '<path d="M0 5h22" stroke="{}"{}/></svg>{}</span>'
+    ).format(figures.colour(number), Markup(' stroke-dasharray="{}"').format(dashes) if dashes else "", label)
 
 
 def slug(name: str) -> str:

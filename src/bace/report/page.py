@@ -1,16 +1,16 @@
 """One HTML page for a comparison of runs: nothing is loaded from elsewhere, so it can be mailed or archived."""
 
-import json
 from collections.abc import Iterable, Sequence
-from html import escape
+from hashlib import sha256
 from pathlib import Path
-from string import Template
+from typing import Any
+
+from markupsafe import Markup
 
 from bace.errors import ConfigError
 from bace.files import write_whole
 from bace.report import figures
-from bace.report.figures import Figure
-from bace.report.markup import chip, count, listed, part
+from bace.report.markup import NOTHING, chip, count, joined, listed, part
 from bace.report.runs import Group, Run, groups, summary
 from bace.report.section import Published, Section, facts
 
@@ -44,18 +44,18 @@ def write_page(
         )
         for number, name in enumerate(benchmarks)
     ]
-    body = "\n".join(section.html(titled=len(benchmarks) > 1) for section in sections)
-    title = title or _title(labels, benchmarks)
-    page = Template(Path(__file__).with_name("template.html").read_text(encoding="utf-8")).substitute(
-        title=escape(title),
-        lead=_lead(made, benchmarks),
-        picker=_picker(labels, index, ranked=len(benchmarks) == 1) if many else "",
-        body=body,
-        unfinished=_unfinished([run for run in runs if run.metrics is None]),
-        figures=_embedded({key: figure for section in sections for key, figure in section.drawn.items()}),
-        plotly=_plotly(),
-    )
-    return _write(path, page)
+    content = {
+        "title": title or _title(labels, benchmarks),
+        "lead": _lead(made, benchmarks),
+        "picker": _picker(labels, index, ranked=len(benchmarks) == 1) if many else "",
+        "body": Markup("\n").join(section.html(titled=len(benchmarks) > 1) for section in sections),
+        "unfinished": _unfinished([run for run in runs if run.metrics is None]),
+        "figures": {
+            key: figures.literal(figure) for section in sections for key, figure in section.drawn.items()
+        },
+        "plotly": _plotly(),
+    }
+    return _write(path, _rendered(content))
 
 
 def _title(labels: Sequence[str], benchmarks: Sequence[str]) -> str:
@@ -65,45 +65,57 @@ def _title(labels: Sequence[str], benchmarks: Sequence[str]) -> str:
     return f"{methods} on {listed(benchmarks)}" if len(benchmarks) <= 3 else f"{methods}, {len(benchmarks)} benchmarks"
 
 
-def _lead(made: Sequence[Group], benchmarks: Sequence[str]) -> str:
+def _lead(made: Sequence[Group], benchmarks: Sequence[str]) -> Markup:
     """What was compared, in a few facts; with several benchmarks, links to each."""
     if not made:
-        return ""
+        return NOTHING
     if len(benchmarks) == 1:
         return facts(made)
-    links = (f'<li><a href="#benchmark-{n}">{escape(name)}</a></li>' for n, name in enumerate(benchmarks))
-    return f'<nav aria-label="Benchmarks"><ul class="links">{"".join(links)}</ul></nav>'
+    link = Markup('<li><a href="#benchmark-{}">{}</a></li>')
+    links = joined(link.format(number, name) for number, name in enumerate(benchmarks))
+    return Markup('<nav aria-label="Benchmarks"><ul class="links">{}</ul></nav>').format(links)
 
 
-def _picker(labels: Sequence[str], index: dict[str, int], *, ranked: bool) -> str:
+def _picker(labels: Sequence[str], index: dict[str, int], *, ranked: bool) -> Markup:
     """Which of many methods the page shows; it is also the legend that stays in reach."""
-    boxes = "".join(
-        f'<label><input type="checkbox" checked value="{escape(label)}">{chip(label, index)}</label>'
-        for label in labels
-    )
-    buttons = '<button type="button" data-first="all">all</button> <button type="button" data-first="0">none</button>'
-    if ranked:
-        buttons += ' <button type="button" data-first="5">best 5</button>'
-    return (
-        f'<details class="picker"><summary>Methods shown: <output>{len(labels)} of {len(labels)}</output></summary>'
-        f'<div class="choices"><p>{buttons}</p>{boxes}</div></details>'
+    box = Markup('<label><input type="checkbox" checked value="{}">{}</label>')
+    button = Markup('<button type="button" data-first="{}">{}</button>')
+    choices = {"all": "all", "0": "none"} | ({"5": "best 5"} if ranked else {})
+    return Markup(
+        '<details class="picker"><summary>Methods shown: <output>{0} of {0}</output></summary>'
+        '<div class="choices"><p>{1}</p>{2}</div></details>'
+    ).format(
+        len(labels),
+        Markup(" ").join(button.format(first, name) for first, name in choices.items()),
+        joined(box.format(label, chip(label, index)) for label in labels),
     )
 
 
-def _unfinished(runs: Sequence[Run]) -> str:
+def _unfinished(runs: Sequence[Run]) -> Markup:
     if not runs:
-        return ""
-    items = "".join(
-        f"<li>{escape(run.method)} on {escape(run.benchmark)}, seed {run.seed} ({escape(run.folder.name)}): "
-        f"{len(run.matrix)} of {count(len(run.tasks), 'task')} done</li>"
-        for run in runs
+        return NOTHING
+    item = Markup("<li>{} on {}, seed {} ({}): {} done</li>")
+    done = [f"{len(run.matrix)} of {count(len(run.tasks), 'task')}" for run in runs]
+    items = joined(
+        item.format(run.method, run.benchmark, run.seed, run.folder.name, tasks)
+        for run, tasks in zip(runs, done, strict=True)
     )
-    return part("Unfinished runs", "These have no final scores yet and enter no number above.", f"<ul>{items}</ul>")
+    aid = "These have no final scores yet and enter no number above."
+    return part("Unfinished runs", aid, Markup("<ul>{}</ul>").format(items))
 
 
-def _embedded(drawn: dict[str, Figure]) -> str:
-    # "<" is the one character that could end the script element, or open a comment, from within a name.
-    return json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+def _rendered(content: dict[str, Any]) -> str:
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, keep_trailing_newline=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    template = environment.get_template("template.html")
+    # The nonce depends on every letter of the page, so that no text on the page can contain it; and a page made again
+    # from the same runs is the same.
+    nonce = sha256(template.render(content, nonce="").encode()).hexdigest()
+    return template.render(content, nonce=nonce)
 
 
 def _plotly() -> str:

@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bace.core.metrics import MEASURES, new_task_accuracy
-from bace.errors import DataError
+from bace.errors import DataError, printable
+from bace.files import parse_json
 
 # Settings that name a run rather than define it; seeds of one experiment may differ in them.
 BOOKKEEPING = frozenset({"seed", "studies", "out", "folder", "resume", "progress", "verbose"})
@@ -194,11 +195,11 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     """Print a table for each benchmark: mean ± sample standard deviation over seeds, rows in their order."""
     for benchmark in dict.fromkeys(row.benchmark for row in rows):
         # Text, because a str would be read as markup: a method may be called "[red]".
-        table = Table(title=Text(benchmark), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(title=Text(printable(benchmark)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.show_edge = False
         table.add_column("method", min_width=12)
         lines = [
-            (row.label, str(len(row.seeds)), *(show(getattr(row, name)) for name in COLUMNS))
+            (printable(row.label), str(len(row.seeds)), *(show(getattr(row, name)) for name in COLUMNS))
             for row in rows
             if row.benchmark == benchmark
         ]
@@ -317,7 +318,7 @@ def _load_run(folder: Path) -> Run:
         seed=_get(about, "seed", int, path),
         modality=str(about.get("modality", "")),
         config=_get(about, "config", dict, path),
-        versions={str(name): str(version) for name, version in (about.get("versions") or {}).items()},
+        versions={name: str(version) for name, version in _dict(about.get("versions")).items()},
         commit=None if commit is None else str(commit),
         threads=threads if isinstance(threads, int) else None,
         tasks=tuple(
@@ -385,7 +386,7 @@ def _confusion(found: Any, path: Path) -> Confusion:
     try:
         classes = tuple(str(name) for name in found["classes"])
         counts = tuple(tuple(int(count) for count in row) for row in found["counts"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise DataError(f"'{path}': 'confusion' must have 'classes' and a matrix of 'counts'.") from None
     if len(set(classes)) != len(classes):
         raise DataError(f"'{path}': 'confusion' names a class twice: {', '.join(classes)}.")
@@ -454,7 +455,8 @@ def _is_example(found: Any) -> bool:
         return False
     image = found.get("image")
     if image is None:
-        return isinstance(found.get("text"), str) and (found.get("word") is None or _are_numbers(found["word"], 2))
+        word = found.get("word")
+        return isinstance(found.get("text"), str) and (word is None or (_are_numbers(word, 2) and None not in word))
     return isinstance(image, str) and bool(BASE64.fullmatch(image))
 
 
@@ -464,16 +466,16 @@ def _epochs(path: Path, tasks: int) -> tuple[Epoch, ...]:
         if not line.strip():
             continue
         try:
-            event = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"'{path}', line {number} is not JSON: {error.msg}.") from None
+            event = parse_json(line)
+        except ValueError as error:
+            raise DataError(f"'{path}', line {number} is not JSON: {error}.") from None
         if not isinstance(event, dict) or event.get("event") != "epoch":
             continue
         task, epoch, loss = event.get("task"), event.get("epoch"), _finite(event.get("loss"))
         if not (isinstance(task, int) and 1 <= task <= tasks and isinstance(epoch, int)):
             raise DataError(f"'{path}', line {number}: 'task' must be in 1..{tasks} and 'epoch' a number: {line}")
         if loss is not None:  # stages without gradient have no loss
-            terms = {str(name): _finite(value) for name, value in (event.get("terms") or {}).items()}
+            terms = {name: _finite(value) for name, value in _dict(event.get("terms")).items()}
             known = {name: value for name, value in terms.items() if value is not None}
             epochs.append(Epoch(task, str(event.get("stage", "")), epoch, loss, known))
     return tuple(epochs)
@@ -490,9 +492,9 @@ def _read(path: Path) -> str:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_read(path))
-    except json.JSONDecodeError as error:
-        raise DataError(f"'{path}' is not JSON: {error.msg} (line {error.lineno}).") from None
+        found = parse_json(_read(path))
+    except ValueError as error:
+        raise DataError(f"'{path}' is not JSON: {error}.") from None
     if not isinstance(found, dict):
         raise DataError(f"'{path}' must hold a JSON object, not {type(found).__name__}.")
     return found
@@ -504,5 +506,12 @@ def _get(found: dict[str, Any], key: str, kind: type[Any], path: Path) -> Any:
     return found[key]
 
 
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond all floats
+        return None

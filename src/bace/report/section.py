@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from bace.report import figures, setting_figures
 from bace.report.figures import Figure
-from bace.report.markup import cell, chip, count, grid, heading, part, scale, slug, sortable
+from bace.report.markup import NOTHING, cell, chip, count, grid, heading, joined, part, scale, slug, sortable, table_row
 from bace.report.runs import Group, Row, Run, Stat, flatten, leaf, stat
 
 Published = Mapping[tuple[str, str], tuple[float, float | None]]  # (method, metric) -> mean, deviation
@@ -50,7 +51,7 @@ class Part(NamedTuple):
 
     heading: str
     aid: str
-    content: str
+    content: Markup
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Section:
         self.spread = "" if one_seed else ", with one sample standard deviation over seeds"
         self.point = " Point at a line, or touch it, to pick it out." if self.many else ""
 
-    def html(self, *, titled: bool) -> str:
+    def html(self, *, titled: bool) -> Markup:
         """`titled`: with the benchmark's name, which one that is alone does not need."""
         makers = (
             self.summary,
@@ -108,42 +109,43 @@ class Section:
         for make in makers:
             if (made := make()) is not None:
                 shown[f"{self.anchor}-{slug(made.heading)}"] = made
-        links = "".join(f'<li><a href="#{where}">{made.heading}</a></li>' for where, made in shown.items())
-        header = f"<header><h2>{escape(self.name)}</h2>{facts(self.made)}</header>" if titled else ""
-        contents = (
-            f'<nav class="contents" aria-label="Contents of {escape(self.name)}"><ul class="links">{links}</ul></nav>'
-        )
-        parts = "".join(part(*made, where) for where, made in shown.items())
-        return f'<section class="benchmark" id="{self.anchor}">{header}{contents}{parts}</section>'
+        link = Markup('<li><a href="#{}">{}</a></li>')
+        links = joined(link.format(where, made.heading) for where, made in shown.items())
+        header = Markup("<header><h2>{}</h2>{}</header>").format(self.name, facts(self.made)) if titled else ""
+        return Markup(
+            '<section class="benchmark" id="{}">{}'
+            '<nav class="contents" aria-label="Contents of {}"><ul class="links">{}</ul></nav>{}</section>'
+        ).format(self.anchor, header, self.name, links, joined(part(*made, where) for where, made in shown.items()))
 
     # -- plots
 
-    def plot(self, kind: str, figure: Figure, shape: str = "wide", style: str = "") -> str:
+    def plot(self, kind: str, figure: Figure, shape: str = "wide", style: str = "") -> Markup:
         key = f"{self.anchor}-{kind}"
         self.drawn[key] = figure | {"file": slug(f"{self.name}-{kind}")}
         if figure.get("many"):
             style = f"--height: {max(27.0, 6 + 1.2 * len(self.made)):.1f}rem"
         elif shape == "wide":
             style = f"--rows: {figures.legend_rows(self.made)}"
-        return f'<div class="plot {shape}" data-figure="{key}" style="{style}"></div>'
+        return Markup('<div class="plot {}" data-figure="{}" style="{}"></div>').format(shape, key, style)
 
-    def tall(self, kind: str, figure: Figure, labels: Iterable[str]) -> str:
+    def tall(self, kind: str, figure: Figure, labels: Iterable[str]) -> Markup:
         """A plot with a line of its own for each method, whose label may be broken."""
         lines = sum(0.9 + 0.9 * (label.count("<br>") + 1) for label in labels)
         return self.plot(kind, figure, "tall", f"--lines: {lines:.1f}rem")
 
-    def small(self, kind: str, group: Group, figure: Figure, note: str = "", shape: str = "square") -> str:
+    def small(self, kind: str, group: Group, figure: Figure, note: str = "", shape: str = "square") -> Markup:
         """A plot of one method."""
-        caption = f"<figcaption>{chip(group.label, self.index)}<small>{note}</small></figcaption>"
         number = self.index[group.label]  # slugs may coincide
         drawing = self.plot(f"{kind}-{slug(group.label)}-{number}", figure, shape)
-        return f'<figure data-method="{escape(group.label)}">{caption}{drawing}</figure>'
+        return Markup(
+            '<figure data-method="{}"><figcaption>{}<small>{}</small></figcaption>{}</figure>'
+        ).format(group.label, chip(group.label, self.index), note, drawing)
 
-    def each(self, kind: str, make: Callable[[Group], Figure | None]) -> str:
+    def each(self, kind: str, make: Callable[[Group], Figure | None]) -> Markup:
         """The methods that have this figure, side by side; empty if none has."""
         found = [(group, figure) for group in self.made if (figure := make(group)) is not None]
         if not found:
-            return ""
+            return NOTHING
         figures.same_scale([figure for _, figure in found])
         return grid([self.small(kind, group, figure, shape="landscape") for group, figure in found], large=True)
 
@@ -188,7 +190,7 @@ class Section:
 
     def forgetting(self) -> Part:
         if self.tasks == 1:
-            return Part("Forgetting", "With a single task there is nothing to forget yet.", "")
+            return Part("Forgetting", "With a single task there is nothing to forget yet.", NOTHING)
         over = self.mean if self.many else self.spread
         aid = f"Points lost from a task's best {self.measure} to its last{over}; below zero, the task improved."
         figure = figures.forgetting(self.made, self.index)
@@ -232,7 +234,7 @@ class Section:
         if not galleries:
             return None
         aid = "Examples and their nearest neighbours in feature space, nearest first, with distances."
-        key = (
+        key = Markup(
             '<p class="note"><span class="same">✓ of the same class</span> <span class="other">✗ of another</span></p>'
         )
         return Part("Neighbours", aid, key + grid(galleries, large=True, most=MOST_GALLERIES, kind="galleries"))
@@ -247,9 +249,9 @@ class Section:
         if not compared:
             return None
         aid = f"Where methods ran with several values of a setting{self.spread}."
+        form = Markup("<figure><figcaption>{}</figcaption>{}</figure>")
         shown = [
-            f"<figure><figcaption>{escape(caption)}</figcaption>"
-            f"{self.plot(f'compared-{slug(caption)}', figure, 'landscape')}</figure>"
+            form.format(caption, self.plot(f"compared-{slug(caption)}", figure, "landscape"))
             for caption, figure in compared.items()
         ]
         return Part("Settings compared", aid, grid(shown, large=True))
@@ -263,11 +265,12 @@ class Section:
 
     def cost(self) -> Part | None:
         costs = []
+        form = Markup("<figure><figcaption>{} <small>{}</small></figcaption>{}</figure>")
         for measured, name, unit, meaning in COSTS:
             if (bar := figures.cost(self.made, self.index, measured, unit)) is not None:
                 kind = "cost" if measured == "seconds" else f"cost-{slug(measured)}"
                 bars = self.tall(kind, bar, [trace["y"][0] for trace in bar["data"]])
-                costs.append(f"<figure><figcaption>{name} <small>{meaning}</small></figcaption>{bars}</figure>")
+                costs.append(form.format(name, meaning, bars))
         if not costs:
             return None
         aid = (
@@ -277,11 +280,11 @@ class Section:
 
     def settings(self) -> Part:
         aid = "What each method ran with: seeds, commit, versions and the complete configuration."
-        configurations = "".join(_settings(group, self.index) for group in self.made)
+        configurations = joined(_settings(group, self.index) for group in self.made)
         return Part("Settings", aid, _skipped(self.made) + configurations)
 
 
-def facts(made: Sequence[Group]) -> str:
+def facts(made: Sequence[Group]) -> Markup:
     runs = [run for group in made for run in group.runs]
     sizes = sorted({(len(run.tasks), sum(len(task.classes) for task in run.tasks)) for run in runs})
     seeds = [tuple(run.seed for run in group.runs) for group in made]
@@ -298,8 +301,9 @@ def facts(made: Sequence[Group]) -> str:
         "Methods": str(len(made)),
         "Commit": ", ".join(dict.fromkeys(run.commit[:SHORT_COMMIT] for run in runs if run.commit)),
     }
-    items = (f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items() if value)
-    return f'<dl class="facts">{"".join(items)}</dl>'
+    item = Markup("<div><dt>{}</dt><dd>{}</dd></div>")
+    items = joined(item.format(name, value) for name, value in facts.items() if value)
+    return Markup('<dl class="facts">{}</dl>').format(items)
 
 
 def _memory(config: dict[str, Any]) -> list[str]:
@@ -334,38 +338,41 @@ def _printed(row: Row, published: Published, metric: str) -> Stat | None:
     return None if found is None else Stat(*found)
 
 
-def _table(rows: Sequence[Row], index: dict[str, int], published: Published) -> str:
+def _table(rows: Sequence[Row], index: dict[str, int], published: Published) -> Markup:
     head = heading("method", "", "") + heading("seeds", "number of runs", "ascending")
-    printed = [name for name, _, _ in COLUMNS if any(_printed(row, published, name) is not None for row in rows)]
+    printed = [name for name, _, _ in COLUMNS if any(_printed(one, published, name) is not None for one in rows)]
     for name, meaning, more in COLUMNS:
         first = "descending" if more else "ascending"
         head += heading(name, meaning, first, "↑" if more else "↓")
         if name in printed:
             head += heading("published", f"{name} as published, and ours minus it", first)
-    body = ""
-    for row in rows:
-        label = escape(row.label)
-        body += f'<tr data-method="{label}"><th scope="row" data-value="{label}">{chip(row.label, index)}</th>'
-        body += f'<td class="number" data-value="{len(row.seeds)}">{len(row.seeds)}</td>'
+    body = NOTHING
+    for one in rows:
+        cells = [Markup('<td class="number" data-value="{0}">{0}</td>').format(len(one.seeds))]
         for name, _, more in COLUMNS:
-            ours = getattr(row, name)
+            ours = getattr(one, name)
             others = [other.mean for r in rows if (other := getattr(r, name)) is not None]
             best = ours is not None and len(others) > 1 and ours.mean == (max if more else min)(others)
-            body += cell(ours, "best" if best else "")
+            cells.append(cell(ours, "best" if best else ""))
             if name in printed:
-                theirs = _printed(row, published, name)
-                body += cell(theirs, "published", f" ({ours.mean - theirs.mean:+.1f})" if ours and theirs else "")
-        body += "</tr>"
-    meanings = "; ".join(f"<b>{name}</b> {escape(meaning)}" for name, meaning, _ in COLUMNS[:-1])
-    several = any(len(row.seeds) > 1 for row in rows)
-    return sortable("Summary", head, body) + (
-        f'<p class="note">{"Mean ± sample standard deviation over seeds. " if several else ""}{meanings}. '
-        + ("<b>published</b> the paper's number (in brackets: ours minus it). " if printed else "")
-        + "Arrows point to the better side, the best is bold; a column's heading sorts by it.</p>"
+                theirs = _printed(one, published, name)
+                after = f" ({ours.mean - theirs.mean:+.1f})" if ours and theirs else ""
+                cells.append(cell(theirs, "published", after))
+        body += table_row(one.label, index, cells)
+    several = any(len(one.seeds) > 1 for one in rows)
+    return sortable("Summary", head, body) + Markup('<p class="note">{}{}. {}{}</p>').format(
+        "Mean ± sample standard deviation over seeds. " if several else "",
+        _meanings((name, meaning) for name, meaning, _ in COLUMNS[:-1]),
+        Markup("<b>published</b> the paper's number (in brackets: ours minus it). ") if printed else "",
+        "Arrows point to the better side, the best is bold; a column's heading sorts by it.",
     )
 
 
-def _entity_table(made: Sequence[Group], index: dict[str, int]) -> str:
+def _meanings(pairs: Iterable[tuple[str, str]]) -> Markup:
+    return Markup("; ").join(Markup("<b>{}</b> {}").format(name, meaning) for name, meaning in pairs)
+
+
+def _entity_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
     """Every score of entities, where the runs have them."""
 
     def score(run: Run, name: str) -> float | None:
@@ -374,108 +381,121 @@ def _entity_table(made: Sequence[Group], index: dict[str, int]) -> str:
 
     found = [group for group in made if all(run.metrics and run.metrics.entities for run in group.runs)]
     if not found:
-        return ""
-    head, body = heading("method", "", ""), ""
+        return NOTHING
+    head = heading("method", "", "")
     for _, title, meaning, more in ENTITY_SCORES:
         head += heading(title, meaning, "descending" if more else "ascending", "↑" if more else "↓")
-    for group in found:
-        label = escape(group.label)
-        body += f'<tr data-method="{label}"><th scope="row" data-value="{label}">{chip(group.label, index)}</th>'
-        body += "".join(cell(stat([score(run, name) for run in group.runs])) for name, _, _, _ in ENTITY_SCORES)
-        body += "</tr>"
-    meanings = "; ".join(f"<b>{title}</b> {escape(meaning)}" for _, title, meaning, _ in ENTITY_SCORES)
-    return sortable("Entity scores", head, body) + f'<p class="note">{meanings}.</p>'
+    body = joined(
+        table_row(
+            group.label,
+            index,
+            (cell(stat([score(run, name) for run in group.runs])) for name, _, _, _ in ENTITY_SCORES),
+        )
+        for group in found
+    )
+    meanings = _meanings((title, meaning) for _, title, meaning, _ in ENTITY_SCORES)
+    return sortable("Entity scores", head, body) + Markup('<p class="note">{}.</p>').format(meanings)
 
 
-def _distance_table(made: Sequence[Group], index: dict[str, int]) -> str:
+def _distance_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
     """The distances of new, old and all classes, where the study has them."""
-    rows = [(group.label, row) for group in made if (row := figures.mean_distances(group))]
+    rows = [(group.label, found) for group in made if (found := figures.mean_distances(group))]
     if not rows:
-        return ""
-    head = heading("method", "", "") + "".join(heading(name, "", "ascending") for name in rows[0][1])
-    body = "".join(
-        f'<tr data-method="{escape(label)}"><th scope="row" data-value="{escape(label)}">{chip(label, index)}</th>'
-        + "".join(cell(distance, decimals=3) for distance in row.values())
-        + "</tr>"
-        for label, row in rows
+        return NOTHING
+    head = heading("method", "", "") + joined(heading(name, "", "ascending") for name in rows[0][1])
+    body = joined(
+        table_row(label, index, (cell(away, decimals=3) for away in found.values())) for label, found in rows
     )
     note = "last: after the last task; average: over the tasks from the second on; old - new: after the last task."
-    return sortable("Distances", head, body) + f'<p class="note">{note}</p>'
+    return sortable("Distances", head, body) + Markup('<p class="note">{}</p>').format(note)
 
 
-def _gallery(group: Group, index: dict[str, int]) -> str:
+def _gallery(group: Group, index: dict[str, int]) -> Markup:
     """The gallery of the first seed that has one: a part that opens for each task, the first of them open."""
     for run in group.runs:
         tasks = run.studies.get("gallery", {}).get("tasks")
         if tasks:
-            note = f" seed {run.seed}" if len(group.runs) > 1 else ""
-            parts = "".join(
-                f"<details{'' if number else ' open'}><summary>{escape(str(task['task']))}"
-                f"{f' <small>by the {escape(str(eyes))}</small>' if (eyes := task.get('from')) else ''}</summary>"
-                f"{''.join(map(_anchor, task['anchors']))}</details>"
-                for number, task in enumerate(tasks)
+            return Markup(
+                '<figure class="gallery" data-method="{}" data-file="{}"><figcaption>{}<small>{}</small></figcaption>'
+                "{}</figure>"
+            ).format(
+                group.label,
+                slug(f"{group.benchmark}-neighbours-{group.label}"),
+                chip(group.label, index),
+                f" seed {run.seed}" if len(group.runs) > 1 else "",
+                joined(_of_task(task, opened=not number) for number, task in enumerate(tasks)),
             )
-            heading = f"<figcaption>{chip(group.label, index)}<small>{note}</small></figcaption>"
-            file = slug(f"{group.benchmark}-neighbours-{group.label}")
-            attributes = f'class="gallery" data-method="{escape(group.label)}" data-file="{file}"'
-            return f"<figure {attributes}>{heading}{parts}</figure>"
-    return ""
+    return NOTHING
 
 
-def _anchor(anchor: dict[str, Any]) -> str:
-    neighbours = "".join(_example(neighbour, "li") for neighbour in anchor["neighbours"])
-    return f'<div class="anchor">{_example(anchor, "div")}<ol>{neighbours}</ol></div>'
+def _of_task(task: dict[str, Any], *, opened: bool) -> Markup:
+    return Markup("<details{}><summary>{}{}</summary>{}</details>").format(
+        " open" if opened else "",
+        task["task"],
+        Markup(" <small>by the {}</small>").format(eyes) if (eyes := task.get("from")) else "",
+        joined(map(_anchor, task["anchors"])),
+    )
 
 
-def _example(example: dict[str, Any], tag: str) -> str:
+def _anchor(anchor: dict[str, Any]) -> Markup:
+    neighbours = joined(_example(neighbour, "li") for neighbour in anchor["neighbours"])
+    return Markup('<div class="anchor">{}<ol>{}</ol></div>').format(_example(anchor, "div"), neighbours)
+
+
+def _example(example: dict[str, Any], tag: str) -> Markup:
     """A picture or text with its label: plain for an anchor, green or red for a neighbour."""
-    label = escape(str(example["label"]))
+    label = str(example["label"])
     if example.get("image") is None:
         text = example["text"]
         begin, end = map(int, example.get("word") or (0, 0))  # the word that the label is for
-        word = f"<mark>{escape(text[begin:end])}</mark>" if end else ""
-        shown = f"<blockquote>{escape(text[:begin])}{word}{escape(text[end:])}</blockquote>"
+        word = Markup("<mark>{}</mark>").format(text[begin:end]) if end else ""
+        shown = Markup("<blockquote>{}{}{}</blockquote>").format(text[:begin], word, text[end:])
     else:
-        shown = f'<img src="data:image/png;base64,{example["image"]}" alt="{label}">'
+        shown = Markup('<img src="data:image/png;base64,{}" alt="{}">').format(example["image"], label)
     if "same" not in example:
-        return f'<{tag} class="example">{shown}<b>{label}</b></{tag}>'
-    kind, mark = ("same", "✓") if example["same"] else ("other", "✗")
-    distance = f"<small>{example['distance']:.3f}</small>"
-    return f'<{tag} class="example">{shown}<span class="{kind}">{mark} {label}</span>{distance}</{tag}>'
+        said = Markup("<b>{}</b>").format(label)
+    else:
+        kind, mark = ("same", "✓") if example["same"] else ("other", "✗")
+        form = Markup('<span class="{}">{} {}</span><small>{:.3f}</small>')
+        said = form.format(kind, mark, label, example["distance"])
+    return Markup('<{0} class="example">{1}{2}</{0}>').format(tag, shown, said)
 
 
-def _skipped(made: Sequence[Group]) -> str:
+def _skipped(made: Sequence[Group]) -> Markup:
     """Which studies were not made, and why."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for group in made:
         for name, study in group.runs[0].studies.items():
             if "skipped" in study:
                 reasons.setdefault((name, str(study["skipped"])), []).append(group.label)
-    items = "".join(
-        f"<li>{escape(name)} of {escape(', '.join(labels))}: {escape(reason)}</li>"
-        for (name, reason), labels in reasons.items()
-    )
-    return f"<p>Studies that were not made:</p><ul>{items}</ul>" if items else ""
+    item = Markup("<li>{} of {}: {}</li>")
+    items = joined(item.format(name, ", ".join(labels), reason) for (name, reason), labels in reasons.items())
+    return Markup("<p>Studies that were not made:</p><ul>{}</ul>").format(items) if items else NOTHING
 
 
-def _settings(group: Group, index: dict[str, int]) -> str:
-    commits = list(dict.fromkeys((run.commit or "unknown")[:SHORT_COMMIT] for run in group.runs))
-    rows = "".join(
-        f'<tr><td class="number">{run.seed}</td><td>{escape(run.folder.name)}</td>'
-        f"<td>{escape(run.commit or 'unknown')}</td>"
-        f'<td class="number">{"-" if run.threads is None else run.threads}</td></tr>'
-        for run in group.runs
-    )
+def _settings(group: Group, index: dict[str, int]) -> Markup:
+    line = Markup('<tr><td class="number">{}</td><td>{}</td><td>{}</td><td class="number">{}</td></tr>')
     first = group.runs[0]
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    tasks = "".join(f"<li>{escape(task.name)}: {escape(', '.join(task.classes))}</li>" for task in first.tasks)
-    config = json.dumps(first.config, indent=2, ensure_ascii=False)
-    return (
-        f'<details data-method="{escape(group.label)}"><summary>{chip(group.label, index)} '
-        f"<small>commit {escape(', '.join(commits))}</small></summary>"
+    item = Markup("<li>{}: {}</li>")
+    return Markup(
+        '<details data-method="{label}"><summary>{chip} <small>commit {commits}</small></summary>'
         '<div class="scroll"><table><thead><tr><th class="number">seed</th><th>folder</th><th>commit</th>'
-        f'<th class="number">threads</th></tr></thead><tbody>{rows}</tbody></table></div>'
-        + (f"<p>{escape(versions)}</p>" if versions else "")
-        + f"<p>Configuration of seed {first.seed}:</p><pre>{escape(config)}</pre><p>Tasks of seed {first.seed}:</p>"
-        f'<ol class="tasks">{tasks}</ol></details>'
+        '<th class="number">threads</th></tr></thead><tbody>{rows}</tbody></table></div>{versions}'
+        "<p>Configuration of seed {seed}:</p><pre>{config}</pre><p>Tasks of seed {seed}:</p>"
+        '<ol class="tasks">{tasks}</ol></details>'
+    ).format(
+        label=group.label,
+        chip=chip(group.label, index),
+        commits=", ".join(dict.fromkeys((run.commit or "unknown")[:SHORT_COMMIT] for run in group.runs)),
+        rows=joined(
+            line.format(
+                run.seed, run.folder.name, run.commit or "unknown", "-" if run.threads is None else run.threads
+            )
+            for run in group.runs
+        ),
+        versions=Markup("<p>{}</p>").format(versions) if versions else "",
+        seed=first.seed,
+        config=json.dumps(first.config, indent=2, ensure_ascii=False),
+        tasks=joined(item.format(task.name, ", ".join(task.classes)) for task in first.tasks),
     )

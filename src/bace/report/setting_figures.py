@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
-from bace.report.figures import DASHES, LEGEND, PALETTE, SYMBOLS, Figure, colour, error_bars, studies, text
+from bace.report.figures import DASHES, EXTRA, LEGEND, PALETTE, SYMBOLS, Figure, colour, error_bars, studies, text
 from bace.report.runs import Group, Run, Stat, flatten, show, stat
 
 Span = Literal["last", "average"]  # after the last task, or the mean over the tasks from the second on
@@ -133,7 +133,7 @@ def distance_and_scores(groups: Sequence[Group], span: Span = "last") -> Figure 
     for number, name in enumerate(readers):
         trace = _curve(name, number, [away for away, _, _ in rows], [scores[name] for _, _, scores in rows])
         trace["text"] = [f"memory {size}" for _, size, _ in rows]
-        trace["hovertemplate"] = "%{text}: %{customdata}<extra>" + text(name) + "</extra>"
+        trace["hovertemplate"] = EXTRA.format("%{text}: %{customdata}", text(name))
         traces.append(trace)
     layout = {
         "xaxis": {"title": {"text": f"feature-embedding distance, all classes, {span}"}, "zeroline": False},
@@ -266,7 +266,7 @@ def _filled(trace: dict[str, Any], x: Sequence[object], points: Sequence[Stat | 
     trace |= {"x": list(x), "y": [None if point is None else point.mean for point in points]}
     trace["customdata"] = [_shown(point, decimals) for point in points]
     trace["error_y"] = error_bars(points) | {"array": spread}
-    trace["hovertemplate"] = "%{customdata}<extra>" + trace["name"] + "</extra>"
+    trace["hovertemplate"] = EXTRA.format("%{customdata}", trace["name"])
     return trace
 
 

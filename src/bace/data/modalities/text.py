@@ -68,7 +68,7 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True)
+        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds; to the user they all mean the same
         raise ConfigError(
             f"backbone '{name}' has no usable tokenizer ({type(error).__name__}: {str(error).splitlines()[0]}). "
