@@ -18,7 +18,7 @@ from bace.data import datasets
 from bace.data.batch import MIRRORED
 from bace.data.benchmarks import BENCHMARKS, Cut, find_benchmark, order_classes
 from bace.data.check import check, compare, sets_of
-from bace.data.datasets import Corpus, Counts
+from bace.data.datasets import CIFAR10, Corpus, Counts
 from bace.data.decode import Pictures
 from bace.errors import ConfigError, DataError
 from bace.experiments.stream import make_stream
@@ -187,7 +187,7 @@ def test_unequal_pictures_are_kept_at_256_pixels_or_as_told_and_decoded_once(
     write_folders(nowhere / "vtab-cil" / "vtab" / "test", [str(c) for c in range(10, 16)], 1, side=12)
     opened: list[Any] = []
     real = Image.open
-    monkeypatch.setattr(Image, "open", lambda file, *rest: opened.append(file) or real(file, *rest))
+    monkeypatch.setattr(Image, "open", lambda file, **options: opened.append(file) or real(file, **options))
     for size, side in ((None, 256), (16, 16)):
         cut = Cut(tasks=3, image_size=size)
         with pytest.warns(UserWarning, match="vtab has 12 training"):
@@ -298,7 +298,7 @@ def test_sets_fetched_from_the_hub_are_counted_from_its_notes(nowhere: Path, mon
         "splits": {"train": {"num_examples": 50000}, "test": {"num_examples": 10000}},
     }
     (folder / "dataset_info.json").write_text(json.dumps(about))
-    found = check(datasets.CIFAR10, "image")
+    found = check(CIFAR10, "image")
     assert (found.status, found.found) == ("present", (10, 50000, 10000))
     assert "uoft-cs/cifar10" in found.remark
 

@@ -52,17 +52,17 @@ EPOCHS = {"L2P": 5, "PASS": 6}
 
 @pytest.mark.parametrize("method", [method.title for method in METHODS if "image" in method.modalities])
 def test_a_method_learns_real_pictures(real_data: Path, real_models: Path, method: str) -> None:
-    """Two tasks of five classes of CIFAR-100 at 64 pixels, a few steps each: finite (or the trainer stops) and
+    """Two tasks of four classes of CIFAR-100 at 48 pixels, a few steps each: finite (or the trainer stops) and
     falling."""
     settings = {
         "benchmark": "my-images",
         "benchmark.path": str(real_data / "cifar100"),
-        "benchmark.tasks": [5, 5],
+        "benchmark.tasks": [4, 4],
         "benchmark.train_per_class": 12,
         "benchmark.test_per_class": 8,
         "benchmark.augment": False,
         "backbone": str(real_models / "vit-tiny-patch16-224"),
-        "backbone.image_size": 64,
+        "backbone.image_size": 48,
         "backbone.freeze": 8,
         "memory": 20,
         "train.batch_size": 12,
@@ -76,5 +76,5 @@ def test_a_method_learns_real_pictures(real_data: Path, real_models: Path, metho
     results = Trainer(*assemble(config), config, log=events.append).run()
     losses = [event["loss"] for event in events if event["event"] == "epoch" and event["task"] == 1]
     assert losses[-1] is None or losses[-1] < losses[0]  # None: a stage without gradient
-    assert results.matrix[0][0] > 40  # chance: 20
+    assert results.matrix[0][0] > 40  # chance: 25
     assert len(results.matrix) == 2

@@ -29,7 +29,7 @@ from test_safety import edited, with_sums
 import bace
 from bace.cli.main import main
 from bace.core import checkpoint
-from bace.data import pictures
+from bace.data import decode
 from bace.data.published import find_arrays
 from bace.data.table import from_arrays, read
 from bace.errors import BaceError, CheckpointError, DataError
@@ -113,7 +113,7 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header(tmp_path: Path) -
     with pytest.raises(DataError, match=r"8001 x 8000 pixels; at most 64,000,000 are read"):
         read(class_folder(tmp_path, "b.png", content), split="train")
     with pytest.raises(DataError, match="8001 x 8000 pixels"):
-        pictures.decode_pictures([pictures.Pictures(lambda rows: iter([content]), [0], lambda row: "here")], 8)
+        decode.decode_pictures([decode.Pictures(lambda rows: iter([content]), [0], lambda row: "here")], 8)
 
 
 def test_a_file_of_too_many_bytes_is_not_read(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_file_of_too_many_bytes_is_not_read(tmp_path: Path) -> None:
 
 
 def test_large_pictures_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, most, lock, plain = [0], [0], threading.Lock(), pictures._plain
+    now, most, lock, plain = [0], [0], threading.Lock(), decode._plain
 
     def watched(image: Image.Image, channels: int) -> Image.Image:
         with lock:
@@ -139,11 +139,11 @@ def test_large_pictures_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatc
             now[0] -= 1
         return plain(image, channels)
 
-    monkeypatch.setattr(pictures, "_plain", watched)
-    monkeypatch.setattr(pictures, "LARGE", 10, raising=False)
+    monkeypatch.setattr(decode, "_plain", watched)
+    monkeypatch.setattr(decode, "LARGE", 10, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     content = [bomb(4, 4)] * 128
-    decoded = pictures.decode_pictures([pictures.Pictures(lambda rows: iter(content), range(128), str)], None)
+    decoded = decode.decode_pictures([decode.Pictures(lambda rows: iter(content), range(128), str)], None)
     assert decoded.shape == (128, 3, 4, 4)
     assert most == [1]
 
