@@ -8,6 +8,8 @@ import hashlib
 import json
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bace.errors import CheckpointError
+from bace.errors import BaceError, CheckpointError
 from bace.files import delete_folder, to_disk
 
 MANIFEST = "sha256.json"
@@ -50,7 +52,10 @@ def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, kee
             "Make room (or lower checkpoint.keep) and continue with --resume."
         ) from error
     for number in _numbers(folder)[:-keep]:
-        delete_folder(folder / f"{number:08d}", FILES)
+        try:
+            delete_folder(folder / f"{number:08d}", FILES)
+        except OSError as error:  # the new one is in place: no reason to stop
+            warnings.warn(f"an old checkpoint, '{folder / f'{number:08d}'}', is not deleted: {error}", stacklevel=2)
     return final
 
 
@@ -61,9 +66,10 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     numbers = _numbers(folder)
     for number in reversed(numbers):
         path = folder / f"{number:08d}"
-        damage = _damage(path)
-        if damage is None:
-            return load_file(path / "state.safetensors"), json.loads((path / "state.json").read_text())
+        try:
+            return _read(path)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+            damage = f"{type(error).__name__}: {error}"
         warnings.warn(f"checkpoint '{path}' is damaged ({damage}); using the one before it", stacklevel=2)
     if numbers:
         raise CheckpointError(f"every checkpoint in '{folder}' is damaged: start the run again in another folder")
@@ -92,15 +98,28 @@ def _leftovers(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if re.fullmatch(r"\.[0-9]{8}\.unfinished", path.name) and path.is_dir()]
 
 
-def _damage(path: Path) -> str | None:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    sums = json.loads((path / MANIFEST).read_text())
+    for name in ("state.safetensors", "state.json"):
+        if _sha256(path / name) != sums[name]:
+            raise ValueError(f"{name} does not match its checksum")
+    state = json.loads((path / "state.json").read_text())
+    if not isinstance(state, dict):
+        raise TypeError("state.json holds no object")
+    return load_file(path / "state.safetensors"), state
+
+
+@contextmanager
+def understood(folder: Path) -> Iterator[None]:
+    """In here the content of a checkpoint is used. Its checksums fit, but a stranger, or another version of bace, may
+    have written anything: whatever goes wrong with it is told in a sentence."""
     try:
-        sums = json.loads((path / MANIFEST).read_text())
-        for name in ("state.safetensors", "state.json"):
-            if _sha256(path / name) != sums[name]:
-                return f"{name} does not match its checksum"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+        yield
+    except BaceError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
+        raise CheckpointError(f"the checkpoint in '{folder}' is not one of this version of bace ({reason})") from error
 
 
 def _sha256(path: Path) -> str:

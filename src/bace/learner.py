@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from bace.config import Config
 from bace.data.benchmarks import Part, class_names, class_ranges, cut_of, make_examples, table_targets
 from bace.data.entities import Entities, Span, joined, spans, split_words
 from bace.data.images import Images
+from bace.data.pictures import MOST_PIXELS
 from bace.data.sources import Table, as_inputs, from_arrays
 from bace.data.texts import Texts
 from bace.errors import CheckpointError, ConfigError, DataError
@@ -206,15 +209,16 @@ class Learner:
         tensors, state = found
         if "given" not in state:
             raise CheckpointError(f"'{folder}' is not a saved learner; a run folder is opened with bace.load")
-        learner = cls._opened(state["given"], trust)
-        learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
-        learner.picture = tuple(state["picture"]) if state["picture"] else None
-        learner._numbers = set(state["numbers"])
-        learner.config = learner._configured(state["modality"])
-        learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
-        learner._kept_targets = tensors["kept_targets"]
-        learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in state["train"]]
-        learner._restore(tensors, state["method"])
+        with checkpoint.understood(Path(folder)):
+            learner = cls._opened(state["given"], trust)
+            learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
+            learner.picture = tuple(state["picture"]) if state["picture"] else None
+            learner._numbers = set(state["numbers"])
+            learner.config = learner._configured(state["modality"])
+            learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
+            learner._kept_targets = tensors["kept_targets"]
+            learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in state["train"]]
+            learner._restore(tensors, state["method"])
         return learner
 
     @classmethod
@@ -227,17 +231,18 @@ class Learner:
             check_unchanged(folder, described, found[1])
         if not (folder / "metrics.json").exists() or found is None:
             raise CheckpointError(f"the run in '{folder}' is not finished: continue it with --resume")
-        if found[1]["at"]["task"] != len(described["tasks"]):
-            raise CheckpointError(
-                f"the last checkpoint of the run in '{folder}' is damaged, and the one before it is not that of the "
-                "finished model: run it again"
-            )
-        learner = cls._opened(described["config"], trust)
-        learner.config = config_from(described["config"])
-        learner.modality, learner._complete = described["modality"], False
-        learner.picture = tuple(described["picture"]) if described.get("picture") else None
-        learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]
-        learner._restore(found[0], found[1]["method"])
+        with checkpoint.understood(folder / "checkpoints"):
+            if found[1]["at"]["task"] != len(described["tasks"]):
+                raise CheckpointError(
+                    f"the last checkpoint of the run in '{folder}' is damaged, and the one before it is not that of "
+                    "the finished model: run it again"
+                )
+            learner = cls._opened(described["config"], trust)
+            learner.config = config_from(described["config"])
+            learner.modality, learner._complete = described["modality"], False
+            learner.picture = tuple(described["picture"]) if described.get("picture") else None
+            learner.tasks = [_user_names(task["classes"], described["modality"]) for task in described["tasks"]]
+            learner._restore(found[0], found[1]["method"])
         return learner
 
     # -- inside
@@ -252,10 +257,25 @@ class Learner:
     def _restore(self, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
         """The method with its shapes made again for all tasks, then its saved values."""
         assert self.config is not None
+        self._check_described()
         stream = self._kept_stream()
         self.method = self._method_for(stream, self.config)
         state = {"at": {"task": len(stream)}, "results": {}, "method": plain, "licences": []}
         Trainer(self.method, stream, self.config).restore(tensors, state)
+
+    def _check_described(self) -> None:
+        """What a file says of the classes and pictures can be so."""
+        if not all(isinstance(name, str) for names in self.tasks for name in names):
+            raise CheckpointError("the saved model has class names that are no text: it is damaged or forged")
+        if not all(re.fullmatch("-?[0-9]+", name) for name in self._numbers):
+            raise CheckpointError("the saved model has numbers of classes that are none: it is damaged or forged")
+        sides = self.picture or (1, 1)
+        if (
+            len(sides) != 2
+            or not all(isinstance(side, int) and side > 0 for side in sides)
+            or prod(sides) > MOST_PIXELS
+        ):
+            raise CheckpointError(f"the saved model has pictures of {self.picture} pixels: it is damaged or forged")
 
     def _configured(self, modality: Modality) -> Config:
         if self.modality not in (None, modality):

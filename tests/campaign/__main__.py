@@ -28,7 +28,7 @@ CAMPAIGNS: dict[str, tuple[Any, int | None, float]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("campaign", nargs="*", default=list(CAMPAIGNS), choices=CAMPAIGNS, metavar="campaign")
+    parser.add_argument("campaign", nargs="*", choices=CAMPAIGNS, metavar="campaign", help="default: all")
     parser.add_argument("--out", type=Path, default=Path("campaign"), help="folder of the records")
     parser.add_argument("--cases", type=int, help="of each campaign; default: as many as the report asks for")
     parser.add_argument("--report", type=Path, help="write the report of all records there")
@@ -37,7 +37,7 @@ def main() -> int:
     for module in PRELOADED:
         importlib.import_module(module)
     work = Work(given.out)
-    faults = sum(run(name, work, given.cases) for name in given.campaign)
+    faults = sum(run(name, work, given.cases) for name in given.campaign or CAMPAIGNS)
     if given.report:
         write_report(given.report, given.out, {name: module for name, (module, _, _) in CAMPAIGNS.items()})
     return min(faults, 1)

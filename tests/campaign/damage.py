@@ -1,4 +1,4 @@
-"""Every kind of byte of every file that we write, changed or cut off: noticed, or without effect; never another answer."""
+"""Every kind of byte of every file that we write, changed or cut: noticed or without effect, never another answer."""
 
 import random
 import shutil

@@ -14,7 +14,18 @@ from typing import Any
 import bace
 from bace.cli import main
 from bace.errors import BaceError, CheckpointError
-from campaign.work import Case, Child, Ended, Work, bits, cases_in_turn, differences, one_line, run_or_resume, unfinished
+from campaign.work import (
+    Case,
+    Child,
+    Ended,
+    Work,
+    bits,
+    cases_in_turn,
+    differences,
+    one_line,
+    run_or_resume,
+    unfinished,
+)
 
 TITLE = "full, failing and read-only disks; two processes"
 QUICK = {"train.epochs": 1, "checkpoint.every": 0}
@@ -41,8 +52,8 @@ def cases(work: Work) -> Iterator[Case]:
         ((f"a disk of {count} pages", pages(count)) for count in range(1, 61)),
         ((f"a disk of {count} files", files(count)) for count in range(2, 19)),
         ((f"a learner on a disk of {count} pages", saving(count)) for count in range(1, 41)),
-        ((f"call {number} fails", calls(number, True)) for number in range(1, 51)),
-        ((f"call {number} and all after it fail", calls(number, False)) for number in range(1, 51)),
+        ((f"call {number} fails", calls(number, True)) for number in range(1, 45)),
+        ((f"call {number} and all after it fail", calls(number, False)) for number in range(1, 45)),
         ((f"read-only: {name}", lambda n=name: in_a_namespace(work, lambda: read_only(work, n))) for name in READ_ONLY),
         ((f"a report on a disk of {count} pages", lambda c=count: report(work, c)) for count in (1, 10, 100, 1000)),
         ((f"two processes {number}", lambda n=number: together(work, n)) for number in range(12)),
@@ -85,7 +96,7 @@ def inner(work: Work, function: Callable[[], Any]) -> Ended:
 
 def full_disk(work: Work, options: str) -> dict[str, Any]:
     mount(work.place, options)
-    straight, words = work.straight("ER", "image"), work.settings("ER", "image")
+    straight, words = work.straight("ER", "image", **QUICK), work.settings("ER", "image", **QUICK)
     folder = work.place / "run"
     first = inner(work, run_or_resume(folder, words))
     if first.code == 0:

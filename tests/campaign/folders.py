@@ -1,5 +1,6 @@
 """Run folders and learners of a stranger, with something strange in their JSON and tensors, and checksums that fit."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -12,8 +13,6 @@ from safetensors.torch import load_file, save_file
 
 import bace
 from bace import checkpoint
-from bace.cli import main
-from bace.errors import BaceError
 from bace.report import load_runs, summary, write_page
 from campaign.damage import STUDIES
 from campaign.disk import learner
@@ -58,10 +57,8 @@ def mutate(work: Work, kind: str) -> Callable[[Path, random.Random], None]:
             path.write_bytes(mutated(path.read_bytes(), rng))
         if name == "run.json" and rng.random() < 0.5:  # a forger would change what the checkpoint says of it, too
             state = json.loads((newest / "state.json").read_text())
-            try:
+            with contextlib.suppress(ValueError):
                 state["run"] = json.loads(path.read_text())
-            except ValueError:
-                pass
             (newest / "state.json").write_text(json.dumps(state))
         with_sums(newest)
 

@@ -1,8 +1,6 @@
 """Malformed inputs: real files of every format, mutated; files made up; files that try to run code. Each is refused in
 one sentence or gives a right answer, within a stated memory."""
 
-import csv
-import io
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -14,11 +12,10 @@ from bace.models.encoders import describe_backbone
 from bace.runner import assemble
 from bace.settings import config_from
 from campaign import folders, specimens
-from campaign.mutations import mutated, strange_json
 from campaign.work import UNCAUGHT, Case, Work, cases_in_turn, one_line
 
 TITLE = "malformed inputs"
-MOST_MEGABYTES = 1500  # that a case may hold beyond the imported library
+MOST_MEGABYTES = 2000  # that a case may hold beyond the imported library
 PATIENCE = 60.0
 Answer = str | None  # what is wrong with the answer
 
@@ -31,7 +28,10 @@ def cases(work: Work) -> Iterator[Case]:
         *(series(work, f"parquet {name}", 60, made.parquet(name), read_any) for name in specimens.PARQUET),
         *(series(work, f"published {name}", 40, made.published(name), read_pictures) for name in specimens.PUBLISHED),
         *(series(work, f"weights {name}", 45, made.weights(name), load_weights) for name in specimens.WEIGHTS),
-        *(series(work, f"folder {name}", 45, folders.mutate(work, name), folders.ask(work, name)) for name in folders.KINDS),
+        *(
+            series(work, f"folder {name}", 45, folders.mutate(work, name), folders.ask(work, name))
+            for name in folders.KINDS
+        ),
         *(series(work, f"code in {name}", 1, made.code(name), ask) for name, ask in asks_of_code(work).items()),
     )
 
@@ -97,7 +97,9 @@ def read_any(place: Path) -> Answer:
 
 
 def fits(table: Any) -> Answer:
-    labels = {tag[2:] for tags in table.labels for tag in tags if tag != "O"} if table.modality == "token" else table.labels
+    labels = (
+        {tag[2:] for tags in table.labels for tag in tags if tag != "O"} if table.modality == "token" else table.labels
+    )
     unknown = set(labels) - set(table.names)
     return f"labels without a name: {unknown}" if unknown or len(table.inputs) != len(table.labels) else None
 

@@ -3,10 +3,9 @@
 import random
 from typing import Any
 
-STRANGE: list[Any] = [
-    None, True, False, 0, -1, 1, 2, 1e308, float("nan"), float("inf"), 10**30, 0.5, "", " ", "a", "\ud800", "\0", "../..",
-    "/etc/passwd", "x" * 100_000, [], [[]], [None], {}, {"": None}, {"a": {"b": []}}, ["a", 1, None], [0] * 10_000,
-]  # fmt: skip
+STRANGE: list[Any] = [None, True, False, 0, -1, 1, 2, 0.5, 1e308, float("nan"), float("inf"), 10**30]
+STRANGE += ["", " ", "a", "\ud800", "\0", "../..", "/etc/passwd", "x" * 100_000]
+STRANGE += [[], [[]], [None], ["a", 1, None], [0] * 10_000, {}, {"": None}, {"a": {"b": []}}]
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
@@ -31,7 +30,9 @@ def replace(content: bytearray, rng: random.Random) -> bytes:
 
 def enlarge(content: bytearray, rng: random.Random) -> bytes:
     start, width = place(content, rng), rng.choice((2, 4, 8))
-    content[start : start + width] = rng.choice((b"\xff" * width, b"\x7f" + b"\xff" * (width - 1), b"\xff" * (width - 1)))
+    content[start : start + width] = rng.choice(
+        (b"\xff" * width, b"\x7f" + b"\xff" * (width - 1), b"\xff" * (width - 1))
+    )
     return bytes(content)
 
 
@@ -59,7 +60,9 @@ def cut(content: bytearray, rng: random.Random) -> bytes:
 
 def insert(content: bytearray, rng: random.Random) -> bytes:
     start = place(content, rng)
-    content[start:start] = rng.choice((b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b'"', b"\n", b",", b"\t", b"\\", b"\xe2\x80\xa8"))
+    content[start:start] = rng.choice(
+        (b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b'"', b"\n", b",", b"\t", b"\\", b"\xe2\x80\xa8")
+    )
     return bytes(content)
 
 
@@ -102,7 +105,9 @@ def strange_json(value: Any, rng: random.Random) -> Any:
 
 def places(value: Any) -> list[tuple[Any, Any]]:
     """Every place in nested lists and dicts, long lists by their ends."""
-    items = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    items = (
+        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    )
     items = items if isinstance(value, dict) or len(items) < 6 else [*items[:3], *items[-3:]]
     return [(value, key) for key, _ in items] + [found for _, inner in items for found in places(inner)]
 

@@ -1,6 +1,5 @@
 """Whole files of every format that is read, and ways to spoil them; and files that would run code."""
 
-import contextlib
 import csv
 import gzip
 import io
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from campaign.disk import learner
 from campaign.mutations import STRANGE, mutated, strange_json
@@ -70,7 +69,12 @@ class Specimens:
                 content = "".join(json.dumps(row) + "\n" for row in rows).encode()
             made = MADE_UP[suffix](rng) if kind.startswith("made-up") else mutated(content, rng)
             (place / f"train.{suffix}").write_bytes(made)
-            changes = {"benchmark.path": str(place), "method": "SEQ", "benchmark.tasks": 1, "benchmark.test_fraction": 0.2}
+            changes = {
+                "benchmark.path": str(place),
+                "method": "SEQ",
+                "benchmark.tasks": 1,
+                "benchmark.test_fraction": 0.2,
+            }
             settings = self.work.tiny.settings("token" if conll else "text", **changes)
             (place / "settings.json").write_text(json.dumps(settings))
 
@@ -184,7 +188,9 @@ class Specimens:
             if kind == "timm":
                 save_file(tensors, file)
             elif kind == "npz":
-                (np.savez_compressed if rng.random() < 0.5 else np.savez)(file, **{n: t.numpy() for n, t in tensors.items()})
+                (np.savez_compressed if rng.random() < 0.5 else np.savez)(
+                    file, **{n: t.numpy() for n, t in tensors.items()}
+                )
             else:
                 torch.save(rng.choice((tensors, {"model": tensors}, {"state_dict": tensors, "epoch": 3})), file)
             if spoil:
@@ -216,10 +222,12 @@ class Specimens:
                     (place / name).write_bytes(pickle.dumps({b"labels": touch}, protocol=2))
             elif kind == "a PostScript file named .png":
                 (place / "train" / "ant").mkdir(parents=True)
-                drawing = f"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n({touch.path}) (w) file closefile\nshowpage\n"
+                drawing = (
+                    f"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n({touch.path}) (w) file closefile\nshowpage\n"
+                )
                 (place / "train" / "ant" / "picture.png").write_text(drawing)
             elif kind == "a YAML file":
-                text = f"method: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [{touch.path}]]\n"
+                text = f"""method: !!python/object/apply:os.system ["touch '{touch.path}'"]\n"""
                 (place / "settings.yaml").write_text(text)
             else:
                 (place / "theirs.py").write_text(source + "from bace.methods.seq import SEQ\nclass Mine(SEQ): pass\n")
@@ -245,7 +253,7 @@ def name_a_method(work: Work, place: Path, kind: str) -> None:
     own = {"name": "theirs.Mine", "span": "seen"}
     if kind.endswith("run"):
         shutil.copytree(work.straight("ER", "image")[0], place / "run")
-        newest, key = max((place / "run" / "checkpoints").iterdir()), ("run", "config")
+        newest = max((place / "run" / "checkpoints").iterdir())
         about = json.loads((place / "run" / "run.json").read_text())
         about["config"]["method"] = own
         (place / "run" / "run.json").write_text(json.dumps(about))
@@ -290,7 +298,9 @@ def encoded(kind: str, rng: random.Random) -> bytes:
 
 def announced(rng: random.Random) -> bytes:
     """A small PNG that announces a large picture, with the pixels, some of them, or none."""
-    width, height = rng.choice(((13_000, 13_000), (7_999, 7_999), (2**31 - 1, 1), (1, 60_000_000), (0, 0), (60_000, 1_000)))
+    width, height = rng.choice(
+        ((13_000, 13_000), (7_999, 7_999), (2**31 - 1, 1), (1, 60_000_000), (0, 0), (60_000, 1_000))
+    )
     depth, colour = rng.choice(((8, 2), (8, 6), (16, 2), (16, 6), (1, 0), (8, 3)))
     bits = depth * {0: 1, 2: 3, 3: 1, 6: 4}[colour]
     size = min((width * bits // 8 + 2) * height, rng.choice((0, 10_000, 400_000_000)))
@@ -307,12 +317,32 @@ def announced(rng: random.Random) -> bytes:
 
 # -- made-up tables
 
-WORDS = ("w1", "w2 w3", "", " ", "a,b", 'say "w4"', "é", "\u2028", "\u202e", "\0", "\ufeff", "w" * 200_000, "\t", "'", "\\", "🎈", "\r")
+WORDS = (
+    "w1",
+    "w2 w3",
+    "",
+    " ",
+    "a,b",
+    'say "w4"',
+    "é",
+    "\u2028",
+    "\u202e",
+    "\0",
+    "\ufeff",
+    "w" * 200_000,
+    "\t",
+    "'",
+    "\\",
+    "🎈",
+    "\r",
+)
 LABELS = ("ant", "bee", "1", "01", "-1", "1.0", "True", "", " ant ", "ANT", "nan", "O", "ünter", "../x", "=1+1")
 
 
 def made_up_csv(rng: random.Random) -> bytes:
-    header = rng.choice((["text", "label"], ["label", "text"], ["text"], ["text", "text"], ["text", "label", "x"], ["a", "b"]))
+    header = rng.choice(
+        (["text", "label"], ["label", "text"], ["text"], ["text", "text"], ["text", "label", "x"], ["a", "b"])
+    )
     written = io.StringIO()
     writer = csv.writer(written, delimiter=rng.choice(",,,;\t"), quoting=rng.choice((csv.QUOTE_MINIMAL, csv.QUOTE_ALL)))
     writer.writerow(header)
@@ -330,7 +360,9 @@ def made_up_jsonl(rng: random.Random) -> bytes:
             row = rng.choice((strange_json(row, rng), strange_json(row, rng), rng.choice(STRANGE)))
         line = json.dumps(row, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
         if rng.random() < 0.03:
-            line = rng.choice((b"[" * 100_000, b'{"text": ' + b"9" * 5000 + b"}", b"{", b'{"text": 1e999, "label": "a"}'))
+            line = rng.choice(
+                (b"[" * 100_000, b'{"text": ' + b"9" * 5000 + b"}", b"{", b'{"text": 1e999, "label": "a"}')
+            )
         lines.append(line)
     return b"\n".join(lines)
 
@@ -398,8 +430,19 @@ def timm_tensors() -> dict[str, Any]:
     """A ViT of width 64 with one block, under timm's names."""
     rng = torch.Generator().manual_seed(0)
     shapes = {"cls_token": (1, 1, 64), "pos_embed": (1, 5, 64), "patch_embed.proj.weight": (64, 3, 4, 4)}
-    shapes |= {"patch_embed.proj.bias": (64,), "norm.weight": (64,), "norm.bias": (64,), "head.weight": (2, 64), "head.bias": (2,)}
-    for name, (out, into) in {"attn.qkv": (192, 64), "attn.proj": (64, 64), "mlp.fc1": (128, 64), "mlp.fc2": (64, 128)}.items():
+    shapes |= {
+        "patch_embed.proj.bias": (64,),
+        "norm.weight": (64,),
+        "norm.bias": (64,),
+        "head.weight": (2, 64),
+        "head.bias": (2,),
+    }
+    for name, (out, into) in {
+        "attn.qkv": (192, 64),
+        "attn.proj": (64, 64),
+        "mlp.fc1": (128, 64),
+        "mlp.fc2": (64, 128),
+    }.items():
         shapes |= {f"blocks.0.{name}.weight": (out, into), f"blocks.0.{name}.bias": (out,)}
     for name in ("norm1", "norm2"):
         shapes |= {f"blocks.0.{name}.weight": (64,), f"blocks.0.{name}.bias": (64,)}

@@ -1,4 +1,4 @@
-"""What campaigns share: a process that has everything imported forks a child for each case, and runs to compare with."""
+"""What campaigns share: a process with everything imported, which forks a child for each case; runs to compare with."""
 
 import contextlib
 import io
@@ -43,7 +43,7 @@ class Ended:
     code: its exit code; negative: the number of the signal that killed it.
     answer: what its function returned; None if it did not return.
     said: what it wrote to the terminal.
-    megabytes: the most memory it held at once, beyond what it shared with its parent when it began.
+    megabytes: the most memory it held at once, beyond what it held when it began.
     """
 
     code: int
@@ -58,11 +58,11 @@ class Child:
 
     def __init__(self, function: Callable[[], Any], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.said, self.answer = folder / "said.txt", folder / "answer.json"
-        for path in (self.said, self.answer):
+        self.said, self.answer, self.base = (folder / name for name in ("said.txt", "answer.json", "base"))
+        for path in (self.said, self.answer, self.base):
             path.unlink(missing_ok=True)
         sys.stdout.flush()
-        self.shared, self.began = pages("resident"), time.monotonic()
+        self.began = time.monotonic()
         self.pid = os.fork()
         if self.pid == 0:
             self._live(function, folder)
@@ -75,6 +75,8 @@ class Child:
             terminal = os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             for stream in (1, 2):
                 os.dup2(terminal, stream)
+            self.base.write_text(str(pages("resident")))
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here on
             resource.setrlimit(resource.RLIMIT_AS, (pages("size") + FUSE,) * 2)
             answer = function()
             self.answer.write_text(json.dumps(answer))
@@ -100,7 +102,8 @@ class Child:
                 self.send(signal.SIGKILL)
             time.sleep(0.002)
         answer = json.loads(self.answer.read_text()) if self.answer.exists() and self.answer.stat().st_size else None
-        megabytes = max(0.0, used.ru_maxrss / 1024 - self.shared / 2**20)
+        base = int(self.base.read_text() or 0) if self.base.exists() else 0
+        megabytes = max(0.0, used.ru_maxrss / 1024 - base / 2**20)
         said = self.said.read_text(errors="replace") if self.said.exists() else ""
         return Ended(os.waitstatus_to_exitcode(status), answer, said, seconds, round(megabytes, 1))
 
