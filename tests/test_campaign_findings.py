@@ -51,7 +51,16 @@ def taught(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# -- disks
+# -- kills and disks
+
+
+def test_a_kill_while_tensors_are_written_does_not_stop_the_next_checkpoint(tmp_path: Path) -> None:
+    """safetensors writes to a file of its own name first, which a kill leaves behind."""
+    unfinished = tmp_path / ".00000001.unfinished"
+    unfinished.mkdir()
+    (unfinished / ".tmp4I5Mxh").write_bytes(b"half a file")
+    checkpoint.save(tmp_path, {"a": torch.zeros(1)}, {}, keep=1)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == sorted(checkpoint.FILES)
 
 
 def test_an_old_checkpoint_that_cannot_be_deleted_does_not_end_the_run(tmp_path: Path) -> None:

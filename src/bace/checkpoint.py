@@ -33,8 +33,9 @@ def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, kee
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in _leftovers(folder):
-            delete_folder(leftover, FILES)
-        beside.mkdir()
+            # .tmp: what safetensors writes to, before it renames it
+            delete_folder(leftover, [*FILES, *(path.name for path in leftover.glob(".tmp*"))])
+        beside.mkdir(exist_ok=True)
         save_file(_unshared(tensors), beside / "state.safetensors")
         (beside / "state.json").write_text(json.dumps(state))
         sums = {name: _sha256(beside / name) for name in ("state.safetensors", "state.json")}
