@@ -23,13 +23,13 @@ Answer = str | None  # what is wrong with the answer
 def cases(work: Work) -> Iterator[Case]:
     made = specimens.Specimens(work)
     yield from cases_in_turn(
-        *(series(work, f"pictures {name}", 40, made.picture(name), read_pictures) for name in specimens.PICTURES),
-        *(series(work, f"texts {name}", 70, made.texts(name), read_texts) for name in specimens.TEXTS),
-        *(series(work, f"parquet {name}", 60, made.parquet(name), read_any) for name in specimens.PARQUET),
-        *(series(work, f"published {name}", 40, made.published(name), read_pictures) for name in specimens.PUBLISHED),
-        *(series(work, f"weights {name}", 45, made.weights(name), load_weights) for name in specimens.WEIGHTS),
+        *(series(work, f"pictures {name}", 25, made.picture(name), read_pictures) for name in specimens.PICTURES),
+        *(series(work, f"texts {name}", 45, made.texts(name), read_texts) for name in specimens.TEXTS),
+        *(series(work, f"parquet {name}", 35, made.parquet(name), read_any) for name in specimens.PARQUET),
+        *(series(work, f"published {name}", 25, made.published(name), read_pictures) for name in specimens.PUBLISHED),
+        *(series(work, f"weights {name}", 30, made.weights(name), load_weights) for name in specimens.WEIGHTS),
         *(
-            series(work, f"folder {name}", 45, folders.mutate(work, name), folders.ask(work, name))
+            series(work, f"folder {name}", 25, folders.mutate(work, name), folders.ask(work, name))
             for name in folders.KINDS
         ),
         *(series(work, f"code in {name}", 1, made.code(name), ask) for name, ask in asks_of_code(work).items()),
