@@ -189,8 +189,12 @@ def show_report(folders: list[Path], page: Path, *, ranked: bool = False) -> Non
     from rich.console import Console
 
     from bace.report import load_runs, print_table, summary, write_page
+    from bace.runner import changed_files
 
     runs = load_runs(folders)
+    for run in runs:
+        if changed := changed_files(run.folder) if run.metrics else ():
+            warnings.warn(f"'{run.folder}' is not as its run left it: {', '.join(changed)} changed", stacklevel=2)
     rows = summary(runs)
     if ranked:
         rows.sort(key=lambda row: row.A_last.mean if row.A_last else 0.0, reverse=True)
@@ -282,8 +286,11 @@ def kept_traceback() -> str:
     import tempfile
     import traceback
 
-    with tempfile.NamedTemporaryFile("w", prefix="bace-", suffix=".txt", delete=False) as file:
-        traceback.print_exc(file=file)
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="bace-", suffix=".txt", delete=False) as file:
+            traceback.print_exc(file=file)
+    except OSError as error:
+        return f"This is a fault of bace; its traceback could not be written ({error.strerror})"
     return f"This is a fault of bace: please report it with {file.name}"
 
 

@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bace import metrics
 from bace.checkpoint import split_state, understood
 from bace.config import Config
-from bace.errors import Stopped, TrainingError
+from bace.errors import CheckpointError, Stopped, TrainingError
 from bace.evaluation import evaluate_seen, transfer
 from bace.method import Method, Stage
 from bace.models.encoders import Encoder
@@ -53,6 +53,16 @@ class Results:
     studies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by study: a record of each task
     seconds: float = 0.0
     passes: float = 0.0  # of examples through an encoder, forward; there and back counts three
+
+    def check(self) -> None:
+        """Raises what summing up would raise, but before the rest is computed: a file may hold anything."""
+        if self.matrix:
+            metrics.summary(self.matrix)
+        for detail in self.details:
+            float(detail["kept"]), detail["scorers"].keys()
+
+
+Saved = TypeVar("Saved", At, Results)
 
 
 class Trainer:
@@ -297,6 +307,8 @@ class Trainer:
         for p in parameters:
             slots = self.saved_optimiser_slots(names.get(id(p), ""))
             if slots:
+                if any(value.ndim and (value.shape != p.shape or value.dtype != p.dtype) for value in slots.values()):
+                    raise CheckpointError(f"the checkpoint's optimiser state of '{names[id(p)]}' does not fit it")
                 optimiser.state[p] = {slot: value.to(p.device) for slot, value in slots.items()}
             elif not train.reset_optimiser and type(self.optimiser) is type(optimiser) and p in self.optimiser.state:
                 optimiser.state[p] = self.optimiser.state[p]
@@ -412,7 +424,8 @@ class Trainer:
             self._restore(tensors, state)
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self.at, self.results = At(**state["at"]), Results(**state["results"])
+        self.at, self.results = _as_saved(At, state["at"]), _as_saved(Results, state["results"])
+        self.results.check()
         self.stream.licences = list(state["licences"])
         for task in self.stream[: self.at.task + 1]:
             current = task.index == self.at.task
@@ -436,6 +449,16 @@ class Trainer:
     def saved_optimiser_slots(self, parameter: str) -> dict[str, Tensor]:
         prefix = f"{parameter}|"
         return {n.removeprefix(prefix): t for n, t in self.saved_optimiser.items() if n.startswith(prefix)}
+
+
+def _as_saved(kind: type[Saved], values: dict[str, Any]) -> Saved:
+    """A record from its JSON; a value of another type than the record's own is refused."""
+    made, usual = kind(**values), kind()
+    for name, own in vars(usual).items():
+        found = getattr(made, name)
+        if own is not None and type(found) is not type(own) and not isinstance(own, float):
+            raise TypeError(f"'{name}' is {found!r:.50}")
+    return made
 
 
 def spent() -> tuple[float, float]:
