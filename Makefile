@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test test-cpu bench clean
+.PHONY: setup demo test test-cpu campaign bench clean
 
 setup: .venv/.setup
 demo: .venv/.setup
@@ -16,6 +16,10 @@ test: .venv/.test
 # TIME minutes on two cores with AVX-512.
 test-cpu: .venv/.test
 	$(BIN)/python tests/cpu.py
+# Kills, signals, failing disks, damaged files and malformed inputs, and the report of what came of them: about half an
+# hour on one core; goes on where it was stopped.
+campaign: .venv/.test
+	PYTHONPATH=tests $(BIN)/python -m campaign --out artefacts/campaign --report docs/reliability.md
 bench: .venv/.test
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/bace_cost.py

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from bace.core.stream import Stream, Task
 from bace.core.trainer import Trainer
 from bace.data.batch import NO_IDS, Examples, Modality
 from bace.data.benchmarks import Part, cut_of
+from bace.data.decode import MOST_PIXELS
 from bace.data.modalities.image import Images
 from bace.data.modalities.text import Texts
 from bace.data.modalities.token import Entities, Span, joined, spans, split_words
@@ -262,6 +265,7 @@ class Learner:
     def _restore(self, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
         """The method with its shapes made again for all tasks, then its saved values."""
         assert self.config is not None
+        self._check_described()
         stream = self._kept_stream()
         self.method = self._method_for(stream, self.config)
         self.method.now.task, self.method.now.phase = len(stream) - 1, "end"
@@ -273,6 +277,20 @@ class Learner:
         ids = torch.cat([*self._train, self.method.remembered()])
         if not ((ids >= 0) & (ids < len(self.method.stream.data))).all():
             raise ValueError("it remembers examples that it does not hold")
+
+    def _check_described(self) -> None:
+        """What a file says of the classes and pictures can be so."""
+        if not all(isinstance(name, str) for names in self.tasks for name in names):
+            raise CheckpointError("the saved model has class names that are no text: it is damaged or forged")
+        if not all(re.fullmatch("-?[0-9]+", name) for name in self._numbers):
+            raise CheckpointError("the saved model has numbers of classes that are none: it is damaged or forged")
+        sides = self.picture or (1, 1)
+        if (
+            len(sides) != 2
+            or not all(isinstance(side, int) and side > 0 for side in sides)
+            or prod(sides) > MOST_PIXELS
+        ):
+            raise CheckpointError(f"the saved model has pictures of {self.picture} pixels: it is damaged or forged")
 
     def _configured(self, modality: Modality) -> Config:
         if self.modality not in (None, modality):

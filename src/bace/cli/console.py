@@ -13,8 +13,11 @@ def one_line(error: Exception) -> str:
 
 def kept_traceback() -> str:
     """Where the traceback of the error being handled was written to."""
-    with tempfile.NamedTemporaryFile("w", prefix="bace-", suffix=".txt", delete=False) as file:
-        traceback.print_exc(file=file)
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="bace-", suffix=".txt", delete=False) as file:
+            traceback.print_exc(file=file)
+    except OSError as error:
+        return f"This is a fault of bace; its traceback could not be written ({error.strerror})"
     return f"This is a fault of bace: please report it with {file.name}"
 
 

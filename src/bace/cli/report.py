@@ -1,6 +1,7 @@
 """bace report"""
 
 import sys
+import warnings
 from pathlib import Path
 
 from bace.cli.options import refuse, split_options
@@ -18,9 +19,13 @@ def command(words: list[str]) -> None:
 def show_report(folders: list[Path], page: Path, *, ranked: bool = False) -> None:
     from rich.console import Console
 
+    from bace.experiments.run import changed_files
     from bace.report import load_runs, print_table, summary, write_page
 
     runs = load_runs(folders)
+    for run in runs:
+        if changed := changed_files(run.folder) if run.metrics else ():
+            warnings.warn(f"'{run.folder}' is not as its run left it: {', '.join(changed)} changed", stacklevel=2)
     rows = summary(runs)
     if ranked:
         rows.sort(key=lambda row: row.A_last.mean if row.A_last else 0.0, reverse=True)

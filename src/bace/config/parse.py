@@ -67,6 +67,7 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
 
 # by method: settings of earlier versions that did not change results
 RETIRED = {"bace": frozenset({"method.speedups"})}
+LARGEST = 2**53  # of whole numbers: torch overflows on more than 2**63, and JSON of others is not exact above
 
 
 def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
@@ -142,6 +143,9 @@ def check_ranges(config: Config) -> None:
         if value is not None and not least <= value <= most:  # so that nan is refused too
             allowed = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
             raise ConfigError(f"{key} is {value}: it must be {allowed}")
+    for key, value in values.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ConfigError(f"{key} is {value:.3g}: whole numbers go up to {LARGEST:,} here")
 
 
 @functools.cache  # making one takes longer than parsing with it

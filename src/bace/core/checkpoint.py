@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from bace.errors import CheckpointError
+from bace.errors import BaceError, CheckpointError
 from bace.files import delete_folder, parse_json, to_disk
 
 MANIFEST = "sha256.json"
@@ -33,8 +33,9 @@ def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, kee
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in _leftovers(folder):
-            delete_folder(leftover, FILES)
-        beside.mkdir()
+            # .tmp: what safetensors writes to, before it renames it
+            delete_folder(leftover, [*FILES, *(path.name for path in leftover.glob(".tmp*"))])
+        beside.mkdir(exist_ok=True)
         save_file(_unshared(tensors), beside / "state.safetensors")
         (beside / "state.json").write_text(json.dumps(state))
         sums = {name: _sha256(beside / name) for name in ("state.safetensors", "state.json")}
@@ -52,7 +53,10 @@ def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, kee
             "Make room (or lower checkpoint.keep) and continue with --resume."
         ) from error
     for number in _numbers(folder)[:-keep]:
-        delete_folder(folder / f"{number:08d}", FILES)
+        try:
+            delete_folder(folder / f"{number:08d}", FILES)
+        except OSError as error:  # the new one is in place: no reason to stop
+            warnings.warn(f"an old checkpoint, '{folder / f'{number:08d}'}', is not deleted: {error}", stacklevel=2)
     return final
 
 
@@ -65,7 +69,7 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         path = folder / f"{number:08d}"
         try:
             return _read(path)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             damage = f"{type(error).__name__}: {error}"
         warnings.warn(f"checkpoint '{path}' is damaged ({damage}); using the one before it", stacklevel=2)
     if numbers:
@@ -108,10 +112,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Sums say that a checkpoint is whole, not who wrote it: what does not fit together inside it is one error."""
+    """Sums say that a checkpoint is whole, not who wrote it: whatever does not fit together inside it is one error."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
+    except BaceError:
+        raise
+    except Exception as error:
         reason = (str(error).splitlines() or [""])[-1].strip()
         raise CheckpointError(
             f"{what} is not what this version of bace saves for its settings ({type(error).__name__}: {reason:.200})"
@@ -155,3 +161,12 @@ def fill(method: nn.Module, tensors: dict[str, Tensor], plain: dict[str, Any]) -
     """Give a method that has its shapes the values of a checkpoint: the tensors under "method.", and the rest."""
     values = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
     method.load_state_dict({**values, **plain})
+
+
+def as_saved(values: dict[str, Any], usual: object) -> dict[str, Any]:
+    """The fields of a record from its JSON; a value of another type than the usual one is refused."""
+    for name, own in vars(usual).items():
+        found = values.get(name, own)
+        if own is not None and type(found) is not type(own) and not isinstance(own, float):
+            raise TypeError(f"'{name}' is {found!r:.50}")
+    return values

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bace.config.schema import Training
 from bace.core.method import Stage
-from bace.errors import TrainingError
+from bace.errors import CheckpointError, TrainingError
 
 ENCODER = "encoder"  # the group of parameters for which no module names another
 
@@ -118,4 +118,6 @@ def restore_state(optimiser: torch.optim.Optimizer, names: Mapping[Tensor, str],
     for group in optimiser.param_groups:
         for p in group["params"]:
             if slots := slots_of.get(names[p]):
+                if any(value.ndim and (value.shape != p.shape or value.dtype != p.dtype) for value in slots.values()):
+                    raise CheckpointError(f"the checkpoint's optimiser state of '{names[p]}' does not fit it")
                 optimiser.state[p] = {slot: value.to(p.device) for slot, value in slots.items()}

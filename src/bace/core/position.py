@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from bace.core.checkpoint import as_saved
 from bace.core.stream import Task
 from bace.randomness import derive, generator
 
@@ -83,8 +84,8 @@ class Position:
         """Raises KeyError or TypeError if that is not a saved position."""
         if "stage" in state:  # before 0.2
             state = {"stages_done": state["stage"], **state}
-        for name in SAVED:
-            setattr(self, name, state[name])
+        for name, value in as_saved({name: state[name] for name in SAVED}, Position(seed=0)).items():
+            setattr(self, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Position:
         """A copy of a model stands where the run is, too."""

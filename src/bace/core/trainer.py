@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bace.config.schema import Config
 from bace.core import metrics
-from bace.core.checkpoint import fill, split_state, understood
+from bace.core.checkpoint import as_saved, fill, split_state, understood
 from bace.core.evaluation import evaluate_seen, transfer
 from bace.core.method import Method, Stage
 from bace.core.optimiser import (
@@ -47,6 +47,13 @@ class Results:
     studies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by study: a record of each task
     seconds: float = 0.0
     passes: float = 0.0  # of examples through an encoder, forward; there and back counts three
+
+    def check(self) -> None:
+        """Raises what summing up would raise, but before the rest is computed: a file may hold anything."""
+        if self.matrix:
+            metrics.summary(self.matrix)
+        for detail in self.details:
+            float(detail["kept"]), detail["scorers"].keys()
 
 
 class Trainer:
@@ -366,7 +373,8 @@ class Trainer:
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         self.now.restore(state["at"])
-        self.results = Results(**state["results"])
+        self.results = Results(**as_saved(state["results"], Results()))
+        self.results.check()
         self.stream.licences = list(state["licences"])
         self.method.rebuild(self.stream[: self.now.task + 1])
         fill(self.method, tensors, state["method"])

@@ -30,6 +30,7 @@ Size = int | tuple[int, int]  # the side of a square, or height and width
 DEFAULT_SIZE = 256  # side of the squares that pictures of unequal sizes become
 MEMORY_LIMIT = 2 * 1024**3  # bytes; larger picture tensors live in a memory-mapped file
 MOST_PIXELS = 64_000_000  # of one picture: 192 MB in colour
+MOST_SIDE = 65_535  # pixels; as in JPEG. A row costs time, however short it is
 MOST_BYTES = 256 * 1024**2  # of one picture's file
 LARGE = 4_000_000  # pixels; pictures above are decoded one at a time, so that memory stays bounded
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others, such as EPS, would start other programs
@@ -155,8 +156,9 @@ def _decode(picture: Any, where: str, image_size: Size | None, channels: int) ->
         else:
             with Image.open(_checked(picture), formats=FORMATS) as opened:
                 pixels = opened.width * opened.height
-                if pixels > MOST_PIXELS:
-                    raise ValueError(f"{opened.width} x {opened.height} pixels; at most {MOST_PIXELS:,} are read")
+                if pixels > MOST_PIXELS or max(opened.size) > MOST_SIDE:
+                    most = f"at most {MOST_PIXELS:,} are read, {MOST_SIDE:,} a side"
+                    raise ValueError(f"{opened.width} x {opened.height} pixels; {most}")
                 with _one_at_a_time if pixels > LARGE else nullcontext():
                     image = _plain(opened, channels)
     except FileNotFoundError as error:

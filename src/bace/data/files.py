@@ -384,7 +384,8 @@ def _import(module: str) -> Any:
 
 
 def _broken_parquet(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is no readable Parquet file ({error}). It may be cut short: fetch it again.")
+    reason = " ".join(str(error).split())
+    return DataError(f"{path} is no readable Parquet file ({reason}). It may be cut short: fetch it again.")
 
 
 def _lines(path: Path, keep_ends: bool = False) -> Iterator[str]:

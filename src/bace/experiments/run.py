@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import fcntl
 import functools
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,6 +204,8 @@ def _trainer(config: Config, tell: Callable[[str], None], **callbacks: Any) -> T
 # -- the run folder
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
+SUMS = "sha256.json"  # of a finished run's files, so that a changed one is noticed
+FILES = {"run.json", "log.jsonl", "matrix.csv", "metrics.json", "studies.json"}
 # all that a run leaves that was refused or killed before it began
 UNBEGUN = {".lock", "log.jsonl", ".run.json.unfinished"}
 
@@ -233,7 +237,7 @@ def _run_in(
         log = _Log(folder / "log.jsonl")
 
         def save(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-            state = {**state, "log": log.size(), "run": described}
+            state = {**state, **log.so_far(), "run": described}
             checkpoint.save(folder / "checkpoints", tensors, state, keep=max(1, config.checkpoint.keep))
 
         trainer = _trainer(config, tell, log=log, save=save, show=show, stopping=stopping)
@@ -246,8 +250,12 @@ def _run_in(
             if not force:
                 check_unchanged(folder, described, found[1])
             trainer.restore(*found)
-        with checkpoint.understood(f"the checkpoint of the run in '{folder}'"):
-            log.cut(int(found[1]["log"]) if found else 0)
+            with checkpoint.understood(f"the checkpoint of the run in '{folder}'"):
+                if trainer.now.tasks_done == len(trainer.stream):
+                    summary(trainer.results, trainer.stream, config)  # what was measured can be summed up
+                log.cut(found[1]["log"], found[1].get("log_sha256"))
+        else:
+            log.cut(0)
         if found is None:
             log({"event": "start", "needed": needed})
         try:
@@ -281,10 +289,13 @@ def _finish(trainer: Trainer, folder: Path | None) -> Result:
     studies = trainer.findings()
     numbers = summary(results, trainer.stream, trainer.config)
     if folder is not None:
-        write_text(folder / "matrix.csv", matrix_csv(results.matrix))
-        if studies:
-            write_json(folder / "studies.json", studies)
-        write_json(folder / "metrics.json", numbers)
+        texts = {"matrix.csv": matrix_csv(results.matrix), "metrics.json": as_json(numbers)}
+        texts = {"studies.json": as_json(studies), **texts} if studies else texts
+        sums = {name: sha256(text.encode()) for name, text in texts.items()}
+        sums |= {name: sha256((folder / name).read_bytes()) for name in ("run.json", "log.jsonl")}
+        write_json(folder / SUMS, sums)
+        for name, text in texts.items():  # metrics.json last: with it a run is finished
+            write_text(folder / name, text)
     return Result(numbers, results.matrix, folder, trainer.method, studies)
 
 
@@ -380,8 +391,30 @@ def matrix_csv(matrix: list[list[float]]) -> str:
     return text.getvalue()
 
 
+def changed_files(folder: Path) -> list[str]:
+    """Those of a finished run's files that are not as the run left them; none of a run that noted no checksums."""
+    try:
+        sums = json.loads((folder / SUMS).read_text())
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError):
+        return [SUMS]
+    if not isinstance(sums, dict) or not sums.keys() <= FILES:
+        return [SUMS]
+    found = {name: (folder / name).read_bytes() if (folder / name).is_file() else b"" for name in sums}
+    return [name for name, content in found.items() if sha256(content) != sums[name]]
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def as_json(content: Any) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
 def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, as_json(content))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -413,16 +446,24 @@ class _Log:
             self.file.write(json.dumps(event) + "\n")
             self.file.flush()
 
-    def size(self) -> int:
-        """So much is on the disk."""
+    def so_far(self) -> dict[str, Any]:
+        """What is on the disk, for `cut`."""
         with _writing(self.path):
             os.fsync(self.file.fileno())
-        return self.path.stat().st_size
+        content = self.path.read_bytes()
+        return {"log": len(content), "log_sha256": sha256(content)}
 
-    def cut(self, size: int) -> None:
+    def cut(self, size: int, expected: str | None = None) -> None:
         """A log that is shorter, for a file system lost its end, stays as it is: padding would make it unreadable."""
-        if self.path.stat().st_size > size:
+        content = self.path.read_bytes()
+        if len(content) > size:
             self.file.truncate(size)
+        if expected not in (None, sha256(content[:size])):
+            warnings.warn(
+                f"'{self.path}' is not as the run left it: the losses that it tells may be wrong. Nothing else of the "
+                "run depends on it.",
+                stacklevel=2,
+            )
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from bace.errors import ConfigError, DataError
 from bace.files import inside
 from bace.models.backbones import backbone_path, find_backbone
 from bace.models.frozen_prefix import PrefixCache, shared_cache
-from bace.models.weights import first_line, read_json, read_weights
+from bace.models.weights import Weights, first_line, read_json, read_weights
 
 Modality = Literal["image", "text"]
 Site = tuple[nn.Module, str]  # a module and the name of its attribute
@@ -449,9 +449,22 @@ _Loaded = tuple[type[ImageEncoder] | type[TextEncoder], nn.Module, dict[str, Any
 
 
 def _load_file(path: Path, name: str) -> _Loaded:
+    weights = read_weights(path)
+    try:
+        model = _fill_vit(weights)
+    except (RuntimeError, ValueError, IndexError, KeyError) as error:  # torch lists the tensors, one a line
+        reason = str(error).splitlines()[-1].strip()
+        raise DataError(f"{path} is not a plain ViT with a square grid of positions: {reason}") from error
+    preprocessing = weights.preprocessing
+    if not preprocessing and "deit" in f"{name} {path.name}".lower():  # a DeiT file looks like any ViT's
+        preprocessing = {"image_mean": _IMAGENET_MEAN, "image_std": _IMAGENET_STD}
+    return ViTEncoder, model, preprocessing
+
+
+def _fill_vit(weights: Weights) -> nn.Module:
+    """A ViT of the shape that its weights have."""
     from transformers import ViTConfig, ViTModel
 
-    weights = read_weights(path)
     tensors = weights.tensors
     projection = tensors["embeddings.patch_embeddings.projection.weight"]
     width, channels, patch, _ = projection.shape
@@ -472,14 +485,8 @@ def _load_file(path: Path, name: str) -> _Loaded:
     with torch.device("meta"):  # shapes only: no time and no random numbers spent on values that are replaced
         model: nn.Module = ViTModel(config, add_pooling_layer=False)
     tensors = {key: tensor.to(torch.get_default_dtype()).contiguous() for key, tensor in tensors.items()}
-    try:
-        model.load_state_dict(tensors, assign=True)
-    except RuntimeError as error:  # torch lists the tensors
-        raise DataError(f"{path} is not a plain ViT with a square grid of positions: {error}") from error
-    preprocessing = weights.preprocessing
-    if not preprocessing and "deit" in f"{name} {path.name}".lower():  # a DeiT file looks like any ViT's
-        preprocessing = {"image_mean": _IMAGENET_MEAN, "image_std": _IMAGENET_STD}
-    return ViTEncoder, model, preprocessing
+    model.load_state_dict(tensors, assign=True)
+    return model
 
 
 def _load_folder(folder: Path) -> _Loaded:

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,17 +39,26 @@ def read_weights(path: Path) -> Weights:
     suffix = path.suffix.lower()
     if suffix == ".npz":
         found = _read_npz(path)
-        tensors, heads = _from_jax(found, path)
+        tensors, heads = _renamed(_from_jax, found, path)
         classifier = found.get("head/bias")
     elif suffix in WEIGHTS_SUFFIXES:
         found = _read_pytorch(path) if suffix in _PYTORCH else _read_safetensors(path)
-        tensors, heads = _from_timm(found, path)
+        tensors, heads = _renamed(_from_timm, found, path)
         classifier = found.get("head.bias")
     else:
         raise ConfigError(
             f"backbone '{path}' is a file of unknown kind: give a folder, or a file {', '.join(WEIGHTS_SUFFIXES)}."
         )
-    return Weights(tensors, heads, None if classifier is None else len(classifier), _preprocessing(path.parent))
+    return Weights(tensors, heads, None if classifier is None else classifier.numel(), _preprocessing(path.parent))
+
+
+def _renamed(
+    rename: Callable[[dict[str, Tensor], Path], tuple[dict[str, Tensor], int]], tensors: dict[str, Tensor], path: Path
+) -> tuple[dict[str, Tensor], int]:
+    try:
+        return rename(tensors, path)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise DataError(f"{path} has a tensor of a shape that no plain ViT has: {first_line(error)}.") from error
 
 
 def _preprocessing(folder: Path) -> dict[str, Any]:
