@@ -78,7 +78,7 @@ def test_an_unexpected_error_on_a_full_disk_is_a_sentence_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    monkeypatch.setattr("bace.cli.list.KINDS", {})
+    monkeypatch.setattr("bace.cli.list.KINDS", {"methods": None})  # which cannot be called
     assert main(["list", "methods"]) == 1
     assert "its traceback could not be written (No such file or directory)" in capsys.readouterr().err
 

@@ -159,7 +159,7 @@ def test_a_printed_config_read_again_is_the_same(
 def test_a_run_folder_holds_what_it_should(runs: dict[str, Path], tiny: Any) -> None:
     for modality, folder in runs.items():
         names = {path.name for path in folder.iterdir()} - {".lock"}
-        assert names == {"run.json", "log.jsonl", "matrix.csv", "metrics.json", "checkpoints"}
+        assert names == {"run.json", "log.jsonl", "matrix.csv", "metrics.json", "sha256.json", "checkpoints"}
 
         about = json.loads((folder / "run.json").read_text())
         assert {"config", "seed", "versions", "commit", "method", "benchmark", "tasks"} <= about.keys()
