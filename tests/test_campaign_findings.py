@@ -147,6 +147,7 @@ def forged_tensor(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> 
         lambda folder: (folder / "state.json").write_text("[]"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:checkpoint '.*' is damaged")
 def test_a_forged_learner_is_refused_in_a_sentence(taught: Path, tmp_path: Path, forge: Any) -> None:
     folder = Path(shutil.copytree(taught, tmp_path / "learner"))
     forge(folder / "00000001")
