@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test test-cpu campaign bench clean
+.PHONY: setup demo test test-quick test-cpu campaign bench clean
 
 setup: .venv/.setup
 demo: .venv/.setup
@@ -12,8 +12,13 @@ test: .venv/.test
 	$(BIN)/ruff check src tests benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadgroup
-# What rounds (formulas, golden bands, exact resume) under every instruction set of this machine, with one thread and two:
-# TIME minutes on two cores with AVX-512.
+# While writing: lint, types, and the tests of the core, of one method of each kind, and of the architecture.
+QUICK := architecture stream memory checkpoint randomness trainer adapters resources documentation readme
+test-quick: .venv/.test
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 $(QUICK:%=tests/test_%.py) tests/formulas/test_losses.py tests/formulas/test_bace.py
+# What rounds (formulas, golden bands, exact resume) under every instruction set of this machine, with one thread and two.
 test-cpu: .venv/.test
 	$(BIN)/python tests/cpu.py
 # Kills, signals, failing disks, damaged files and malformed inputs, and the report of what came of them: about half an
