@@ -161,6 +161,8 @@ def test_a_forged_learner_is_refused_in_a_sentence(taught: Path, tmp_path: Path,
     [
         forged_state("results.details", 3),
         forged_state("results.matrix", [["a"]]),
+        forged_state("results.chance", [["a"]]),
+        forged_state("results.studies", {"probing": "x"}),
         forged_state("at.epoch", "1"),
         forged_state("at.task", None),
         forged_state("log", "x"),

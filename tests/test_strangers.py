@@ -259,6 +259,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     [
         *("{", "[]", '"x"', '{"info": 3}', '{"info": {"features": []}}', '{"info": {"features": {"label": 3}}}'),
         *('{"info": {"features": {"label": {"_type": "ClassLabel", "names": 7}}}}', NESTED),
+        '{"info": {"features": {"label": {"_type": "ClassLabel", "names": [["a"]]}}}}',
     ],
 )
 def test_parquet_with_broken_metadata_is_refused(tmp_path: Path, metadata: str) -> None:

@@ -54,6 +54,10 @@ class Results:
             metrics.summary(self.matrix)
         for detail in self.details:
             float(detail["kept"]), detail["scorers"].keys()
+        for value in (*self.before, *self.chance):
+            float(value)
+        for records in self.studies.values():
+            records.copy()
 
 
 class Trainer:

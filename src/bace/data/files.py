@@ -358,7 +358,7 @@ def _describe(schema: Any) -> tuple[dict[str, str], dict[str, list[str]]]:
         if types.is_dictionary(kind):  # pandas' categories
             kind = kind.value_type
         if feature.get("_type") == "ClassLabel" and feature.get("names"):
-            class_names[field.name] = list(feature["names"])
+            class_names[field.name] = [*map(_as_text, feature["names"])]
             columns[field.name] = "classes" if many else "class"
         elif types.is_integer(kind):
             columns[field.name] = "integer" + many
@@ -372,6 +372,12 @@ def _describe(schema: Any) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 
 # --- small things
+
+
+def _as_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a class name that is no text: {value!r:.50}")
+    return value
 
 
 def _import(module: str) -> Any:
