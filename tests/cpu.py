@@ -33,18 +33,20 @@ def environment(instructions: str, threads: int) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="*", default=list(PARTS), choices=PARTS, metavar="part", help=", ".join(PARTS))
+    parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)}; default: all")  # choices would refuse none
     parser.add_argument("--instructions", choices=INSTRUCTION_SETS, nargs="*", default=instruction_sets())
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--workers", type=int, help="processes at a time; default: as the cores allow")
     given = parser.parse_args()
+    if unknown := [part for part in given.part if part not in PARTS]:
+        parser.error(f"there is no part '{unknown[0]}'")
     cases = [(instructions, threads) for threads in given.threads for instructions in given.instructions]
     print(f"{'instructions':14}{'threads':9}{'part':13}{'minutes':9}result", flush=True)
     failures = 0
     for instructions, threads in cases:
         changes = environment(instructions, threads)
         workers = given.workers or max(1, (os.cpu_count() or 1) // threads)
-        for part in given.part:
+        for part in given.part or PARTS:
             command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadgroup", *PARTS[part]]
             began = time.monotonic()
             done = subprocess.run(command, env={**os.environ, **changes}, capture_output=True, text=True)
