@@ -199,7 +199,7 @@ def test_a_run_folder_from_before_run_json_was_noted_still_opens(run: Path, tiny
 
 def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_continue(tiny: Any, tmp_path: Path) -> None:
     """With the default of no checkpoint by steps."""
-    settings = tiny.settings("image", method="ER", **{"train.epochs": 60, "train.threads": 1})
+    settings = tiny.settings("image", method="ER", **{"train.epochs": 100, "train.threads": 1})
     words = [word for key, value in settings.items() for word in (f"--{key}", json.dumps(value).strip('"'))]
     environment = {**os.environ, "PYTHONPATH": str(Path(bace.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     for number, wish in enumerate((signal.SIGTERM, signal.SIGHUP)):
@@ -222,7 +222,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_continue(tiny: Any, t
         assert f"--resume {folder}" in said
         found = checkpoint.load(folder / "checkpoints")
         assert found is not None
-        assert found[1]["at"]["task"] == 0  # in the middle of the first task
+        assert found[1]["at"]["phase"] == "train"  # in the middle of a task
     straight = bace.run(settings, out=tmp_path / "straight")
     assert bace.run(resume=folder).matrix == straight.matrix
     assert (folder / "log.jsonl").read_text() == (tmp_path / "straight" / "log.jsonl").read_text()
