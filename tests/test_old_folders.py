@@ -1,4 +1,4 @@
-"""What earlier versions wrote still opens: a finished run, one that was stopped in its second task, and a learner. They
+"""What version 0.1 wrote still opens: a finished run, one that was stopped in its second task, and a learner. They
 were written by the tiny encoder of conftest.py; test images of six a class."""
 
 import json
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import bace
+from bace.experiments.run import read_config
 
 OLD = Path(__file__).with_name("old")
 EXPECTED = json.loads((OLD / "expected.json").read_text())
@@ -47,3 +48,9 @@ def test_an_old_learner_predicts_as_it_did_and_learns_on(old: Path) -> None:
     new = sorted(map(str, Path("pictures/train/dog").glob("*.png")))
     learner.partial_fit(new, ["dog"] * len(new))
     assert "dog" in learner.classes_
+
+
+def test_what_an_old_run_did_not_set_is_as_it_was_then(old: Path) -> None:
+    config = read_config(old / "run")
+    assert config.method["kl_direction"] == "forward"
+    assert (config.train.replay_o, config.checkpoint.minutes) == ("label", 0.0)

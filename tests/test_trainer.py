@@ -327,6 +327,27 @@ def test_schedules_run_over_the_stage_step_by_step(schedule, factors):
     assert [r[0.4] for r in rates] == pytest.approx([0.4 * f for f in factors * 2])
 
 
+def test_a_warm_up_rises_from_its_first_step_on_and_the_schedule_follows():
+    """Two epochs of two steps: half of them warm up, the other half fall linearly from the full rate."""
+    rates: list[float] = []
+
+    class Watching(Plain):
+        def after_step(self, batch: Batch) -> None:
+            assert trainer.optimiser is not None
+            rates.append(trainer.optimiser.param_groups[0]["lr"])
+
+    trainer = trainer_of(Watching(), tasks=(2,), epochs=2, lr=0.1, schedule="linear", warmup=0.5)
+    trainer.run()
+    assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05])
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam", "adamw"])
+def test_hal_s_copy_learns_with_the_run_s_optimiser(tiny, optimiser):
+    settings = {"train.epochs": 1, "train.optimiser": optimiser, "measure.fwt": False}
+    method = {"name": "hal", "anchor_steps": 1, "memory_steps": 1}
+    assert bace.run(tiny.settings("image", method=method, **settings)).matrix
+
+
 def test_a_stages_own_schedule_is_given_the_epochs_done_exactly():
     """49 epochs, of which some would be missed by a rounding: 49 * (x / 49) < x. Whole ones must come as they are."""
     asked: list[float] = []

@@ -214,7 +214,7 @@ class Learner:
         with checkpoint.understood(f"the learner in '{folder}'"):
             if not is_picture(state["picture"]) or not _are_names(state["tasks"]):
                 raise ValueError("'picture' is no height and width, or 'tasks' are no lists of names")
-            learner = cls._opened(state["given"], trust)
+            learner = cls._opened(state["given"], trust, complete=False)
             learner.modality, learner.tasks, learner._complete = state["modality"], state["tasks"], state["complete"]
             learner.picture = tuple(state["picture"]) if state["picture"] else None
             learner._numbers = set(state["numbers"])
@@ -244,7 +244,7 @@ class Learner:
                 "finished model: run it again"
             )
         with checkpoint.understood(f"the run in '{folder}'"):
-            learner = cls._opened(described["config"], trust)
+            learner = cls._opened(described["config"], trust, complete=True)
             learner.config = config_from(learner._given)
             learner.modality, learner._complete = described["modality"], False
             learner.picture = tuple(described["picture"]) if described.get("picture") else None
@@ -255,9 +255,9 @@ class Learner:
     # -- inside
 
     @classmethod
-    def _opened(cls, given: dict[str, Any], trust: bool) -> Self:
-        """An empty learner with settings from a file."""
-        given = current(given)
+    def _opened(cls, given: dict[str, Any], trust: bool, *, complete: bool) -> Self:
+        """An empty learner with settings from a file: all there were (`complete`), or those that a user gave."""
+        given = current(given, complete=complete)
         if not trust:
             config_from(given)  # refuses a method that would have to be imported
         return cls(**given)

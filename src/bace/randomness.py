@@ -36,11 +36,13 @@ def seed_dropout(seed: int) -> None:
 def dropout_drawn_from(seed: int) -> Iterator[None]:
     """Dropout in here depends on the seed alone, and what is drawn afterwards does not depend on it."""
     before = torch.default_generator.get_state()
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     seed_dropout(seed)
     try:
         yield
     finally:
         torch.default_generator.set_state(before)
+        torch.cuda.set_rng_state_all(on_gpus)
 
 
 def uniform(

@@ -335,3 +335,16 @@ def test_feature_cosine_ignores_length_and_counts_the_angle() -> None:
     teacher = torch.tensor([[7.0, 0.0], [5.0, 0.0], [-2.0, -2.0]])  # cosines 1, 0, -1
     assert feature_cosine(h, teacher).item() == pytest.approx((0 + 1 + 2) / 3, abs=1e-6)
     assert feature_cosine(h, 4 * h).item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("mode", ["slice", "renorm"])
+def test_the_gradient_of_the_divergence_is_finite_where_a_probability_vanishes(mode: Any, direction: Any) -> None:
+    for dtype, far in ((torch.float32, 200.0), (torch.float64, 2000.0)):
+        logits = torch.tensor([[0.0, -far, far], [far, 0.0, -far]], dtype=dtype, requires_grad=True)
+        teacher = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=dtype).log()
+        loss = distillation(logits, teacher, mode=mode, direction=direction)
+        loss.backward()
+        assert loss.isfinite()
+        assert logits.grad is not None
+        assert logits.grad.isfinite().all()

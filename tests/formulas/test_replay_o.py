@@ -132,3 +132,13 @@ def test_methods_that_replay_no_sentences_beside_new_ones_are_the_same_under_bot
 def test_these_are_all_methods_that_keep_sentences() -> None:
     here = {options["name"] for options, _, _ in REPLAYING} | {"agem", "sparseer", "mbpapp", *UNCHANGED}
     assert here == {m.__name__.lower() for m in METHODS if m.uses_memory and "token" in m.modalities}
+
+
+def test_other_terms_are_doubled_only_where_the_cross_entropy_is_two_means(tiny: Any) -> None:
+    """LUCIR's weights are relative to one mean; a half that is all O has none."""
+    method = at_task(tiny, "token", {"name": "lucir"}, **{"train.replay_o": "distil"})
+    batch = method.with_replay(some(method))
+    new = len(some(method))
+    assert method.count_means(batch.targets, new) == 2
+    assert method.count_means(torch.cat([batch.targets[:new], torch.zeros_like(batch.targets[new:])]), new) == 1
+    assert method.count_means(torch.zeros_like(batch.targets), new) == 0

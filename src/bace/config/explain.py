@@ -20,6 +20,7 @@ stopped: finished runs are not run again, one that was cut off is resumed.
   --seed FIRST  the first of them, 0 if neither this nor the file gives it
   --out DIR     where the runs are kept, `comparison` if not given
   --config FILE settings from a file; those of the command line win. If it names the method, --method may be left out
+  --trust       a method of your own that the file names may be imported, which runs its code
 
 All settings of `bace run --help` are taken and hold for every method, but hyper-parameters belong in the brackets:
   bace compare --benchmark digits --method ER BaCE "BaCE(alpha=0)" --seeds 3 --train.epochs 3 --out runs/digits
@@ -53,11 +54,13 @@ encoder, passes an example through it and says its width, parameters, input and 
   --json        the same for programs
 """,
     "predict": """\
-bace predict RUN FILE [FILE ...] [--json]
+bace predict RUN FILE [FILE ...] [--json] [--trust] [--force]
 
 What the model of a finished run makes of new data: a line for each picture, or for each line of text files, with its
 class or its entities. RUN is the folder of one run, made by `bace run --out RUN`, or in the folder of a comparison.
 
   --json        a JSON object a line; for entities with words, tags and positions
+  --trust       a method of your own that RUN names may be imported, which runs its code
+  --force       predict though run.json was changed after the run
 """,
 }

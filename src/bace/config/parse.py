@@ -53,7 +53,7 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
     "train.replay_ratio": (0, 1),
     "train.lr": (0, math.inf),
     "train.head_lr": (0, math.inf),
-    "train.momentum": (0, 1),
+    "train.momentum": (0, 0.9999),
     "train.weight_decay": (0, math.inf),
     "train.clip": (0, math.inf),
     "train.early_stop": (0, math.inf),
@@ -65,9 +65,22 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
     "checkpoint.keep": (1, math.inf),
 }
 
-# by method: settings of earlier versions that did not change results
-RETIRED = {"bace": frozenset({"method.speedups"})}
 LARGEST = 2**53  # of whole numbers: torch overflows on more than 2**63, and JSON of others is not exact above
+
+# Settings of version 0.1 that no longer exist; they did not change results.
+RETIRED = frozenset({"method.speedups"})
+# Settings that version 0.1 did not have, as it behaved; of a method, or ("") of all.
+IN_0_1: dict[str, dict[str, Any]] = {
+    "": {"train.replay_o": "label", "checkpoint.minutes": 0.0},
+    "a-gem": {"method.step": "plain"},
+    "bace": {"method.kl_direction": "forward"},
+    "beef": {"method.fuse_steps": 0},
+    "hat": {"method.anneal": "epoch", "method.gate_steps": 0},
+    "l2p": {"method.recipe": "cifar100"},
+    "more": {"method.anneal": "epoch", "method.gate_steps": 0},
+    "pass": {"method.head_rate": 1.0},
+    "row": {"method.anneal": "epoch", "method.gate_steps": 0},
+}
 
 
 def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
@@ -101,11 +114,14 @@ def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
     return config
 
 
-def current(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a file that an earlier version wrote, without those that no longer exist."""
-    settings = flatten(given)
-    retired = RETIRED.get(str(settings.get("method.name", DEFAULT_NAMES["method.name"])).lower(), frozenset())
-    return {name: value for name, value in settings.items() if name not in retired}
+def current(given: Mapping[str, Any], *, complete: bool = True) -> dict[str, Any]:
+    """The settings of a file that an earlier version may have written. `complete`: it wrote all that there were, so
+    what is missing is newer than the file, and gets the value that goes with what the file's version did."""
+    settings = {name: value for name, value in flatten(given).items() if name not in RETIRED}
+    method = str(settings.get("method.name", DEFAULT_NAMES["method.name"])).lower()
+    if not settings.get("method.base_init", True):  # SLDA's, where it was off
+        del settings["method.base_init"]
+    return {**IN_0_1[""], **IN_0_1.get(method, {}), **settings} if complete else settings
 
 
 def import_named_method(given: Mapping[str, Any]) -> None:

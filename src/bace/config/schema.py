@@ -33,7 +33,7 @@ class Training:
             benchmark.val_fraction.
         eval_batch_size: examples per pass without gradient.
         device: "auto" takes a GPU if there is one.
-        precision: of the passes. bfloat16 is probed first: some CPUs announce it and die of it.
+        precision: of the passes. bfloat16 is probed first: some CPUs report support but crash.
         threads: of the CPU; 0 leaves torch's choice. Recorded, and used again on resume.
     """
 

@@ -25,7 +25,7 @@ Loss = Tensor | dict[str, Tensor] | None
 
 @dataclass
 class Stage:
-    """One stretch of training. `examples` and `parameters` are asked for after `prepare`, so they may be decided late.
+    """One stretch of training. `examples` and `groups` are asked for after `prepare`, so they may be decided late.
 
     Made anew by `Method.stages` on resume: `structure` (modules and buffers of the right shape, no values) is replayed,
     `prepare` (values) runs once and never again.

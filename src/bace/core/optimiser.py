@@ -11,6 +11,7 @@ from bace.config.schema import Training
 from bace.core.method import Stage
 from bace.errors import CheckpointError, TrainingError
 
+OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 ENCODER = "encoder"  # the group of parameters for which no module names another
 
 
@@ -70,13 +71,14 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["base_lr"] * factor
 
 
-def learning_rate_factor(stage: Stage, train: Training, epochs: float) -> float:
-    """For the step after this many epochs (a fraction too): a linear warm-up, then the schedule over what is left."""
+def learning_rate_factor(stage: Stage, train: Training, epochs: float, steps: int) -> float:
+    """For the step after this many epochs (a fraction too) of `steps` steps each: a linear warm-up, then the schedule
+    over what is left."""
     if stage.schedule:
         return stage.schedule(epochs)
     progress = epochs / stage.epochs
     if progress < train.warmup:
-        return progress / train.warmup
+        return min((epochs + 1 / steps) / (train.warmup * stage.epochs), 1.0)
     progress = (progress - train.warmup) / (1 - train.warmup)
     if train.schedule == "linear":
         return 1.0 - progress

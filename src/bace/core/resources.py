@@ -17,7 +17,7 @@ def bytes_needed(method: Method, tasks: Iterable[int]) -> int:
     """Parameters, gradients and the optimiser's state in the greediest of these tasks. Activations, which depend on
     train.batch_size, come on top."""
     train = method.training_settings
-    slots = 2 if train.optimiser == "adamw" else int(train.momentum > 0)
+    slots = 2 if train.optimiser != "sgd" else int(train.momentum > 0)
     size = next(method.model.parameters()).element_size()
     return size * max(kept + trained * (1 + slots) for kept, trained in map(method.needs, tasks))
 

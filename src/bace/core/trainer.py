@@ -64,7 +64,7 @@ class Trainer:
     """Learns a stream with a method.
 
     Args:
-        method, stream: attached to each other (`runner.attach`).
+        method, stream: attached to each other (`experiments.run.attach`).
         config: training, measures and checkpoint settings.
         log: takes one JSON-able event at a time.
         save: called with (tensors, JSON state) when a checkpoint is due; None: never saved.
@@ -285,7 +285,7 @@ class Trainer:
 
     def set_learning_rate(self, stage: Stage) -> None:
         train, now = self.config.train, self.now
-        factor = learning_rate_factor(stage, train, now.epoch + now.step / now.steps)
+        factor = learning_rate_factor(stage, train, now.epoch + now.step / now.steps, now.steps)
         now.lr = (train.lr if stage.lr is None else stage.lr) * factor
         if self.optimiser:
             set_learning_rate(self.optimiser, factor)

@@ -209,7 +209,7 @@ class BEEF(ER):
         aligned = torch.cat([u[:, :old] / self.alignment, u[:, old:]], 1)
         terms = self.cross_entropy(aligned, own, len(batch))
         if self.energy:
-            means = self.policy.count_means(len(batch), len(both))
+            means = self.count_means(both.targets, len(batch))
             terms["energy"] = means * self.energy * self.open_space(self.sample(both), own)
         return terms
 

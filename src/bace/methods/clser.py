@@ -96,7 +96,7 @@ class CLSER(ER):
         terms = self.cross_entropy(logits, both.targets, len(batch))
         if replay is not None and self.lambda_mse:
             match = old_logit_mse(logits[len(batch) :], self.target(replay))
-            terms["match"] = self.policy.count_means(len(batch), len(both)) * self.lambda_mse * match
+            terms["match"] = self.count_means(both.targets, len(batch)) * self.lambda_mse * match
         return terms
 
     def target(self, replay: Batch) -> Tensor:  # (rows, classes)

@@ -113,7 +113,7 @@ class DDE(LUCIR):
             examples=lambda: self.memory.examples,
             module=lambda: self.removal,
             lr=2e-3,
-            optimiser="adamw",  # scalars do not decay: it is Adam
+            optimiser="adam",
             schedule=lambda epochs: 1.0 if epochs < 10 else 0.1,
             prepare=lambda: self.begin_removal(task),
         )

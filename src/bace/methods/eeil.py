@@ -107,7 +107,7 @@ class EEIL(ER):
             sizes = [len(block) for block in self.teacher.head.blocks]
             pairs = zip(logits[:, : taught.shape[1]].split(sizes, 1), taught.split(sizes, 1), strict=True)
             kd = torch.stack([soft_cross_entropy(z, z0, self.T) for z, z0 in pairs])  # a soft-max for each block
-            terms["distil"] = self.policy.count_means(new, len(batch)) * self.kd_weight * kd.sum()
+            terms["distil"] = self.count_means(batch.targets, new) * self.kd_weight * kd.sum()
         return terms
 
     def before_step(self, batch: Batch) -> None:

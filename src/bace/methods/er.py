@@ -59,6 +59,11 @@ class ER(Method):
         parts = self.policy.parts(new, len(targets))
         return {name: self.criterion(logits[rows], targets[rows]) for name, rows in parts.items()}
 
+    def count_means(self, targets: Tensor, new: int) -> int:
+        """How many means `cross_entropy` takes of these rows (see Replay.count_means)."""
+        labelled = self.labelled(targets, new)
+        return self.policy.count_means(int(labelled[:new].sum()), int(labelled.sum()))
+
     def criterion(self, logits: Tensor, targets: Tensor) -> Tensor:  # (rows, classes), (rows,) -> ()
         """The classification loss: a mean over rows."""
         return F.cross_entropy(logits, targets)

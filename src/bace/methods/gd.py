@@ -126,7 +126,7 @@ class GD(ER):
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)
         logits = self.model(both).logits
-        means = self.policy.count_means(len(batch), len(both))
+        means = self.count_means(both.targets, len(batch))
         distil = {name: means * term for name, term in self.distil(logits, both).items()}
         return {**self.cross_entropy(logits, both.targets, len(batch)), **distil}
 

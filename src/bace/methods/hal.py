@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
 from bace.core.method import Card, Loss, Passes
+from bace.core.optimiser import OPTIMISERS
 from bace.core.stream import Task
 from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
@@ -105,7 +106,7 @@ class HAL(ER):
         terms = self.cross_entropy(out.logits, both.targets, len(batch))
         if self.lambda_anchor and len(self.anchors):
             change = self.change(functools.reduce(torch.add, terms.values()))
-            terms["anchor"] = self.policy.count_means(len(batch), len(both)) * self.lambda_anchor * change
+            terms["anchor"] = self.count_means(both.targets, len(batch)) * self.lambda_anchor * change
         return terms
 
     def change(self, loss: Tensor) -> Tensor:  # (), ()
@@ -169,7 +170,7 @@ class HAL(ER):
         old = self.memory.examples[self.memory.task < task.index]
         if not len(old):
             return later
-        kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[self.training_settings.optimiser]
+        kind = OPTIMISERS[self.training_settings.optimiser]
         optimiser = kind([p for p in later.parameters() if p.requires_grad], lr=self.training_settings.lr)
         for step in range(1, self.memory_steps + 1):
             drawn = old[torch.randint(len(old), (10,), generator=self.now.rng(f"hindsight {step}"))]

@@ -113,7 +113,7 @@ class L2P(Method):
 
     def stages(self, task: Task) -> list[Stage]:
         lr = self.lr * self.batch_size / 256
-        return [self.stage(task, optimiser="adamw", lr=lr, clip=self.clip)]
+        return [self.stage(task, optimiser="adam", lr=lr, clip=self.clip)]
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """CE over the new classes - gamma * mean over inputs of the sum of cos(query, key) over their prompts."""

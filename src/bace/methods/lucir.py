@@ -95,7 +95,7 @@ class LUCIR(ER):
         tokens = background is not None
         lambda_base = (50.0 if tokens else 5.0) if self.lambda_base is None else self.lambda_base
         held = both.targets == background if tokens else slice(None)
-        features, means = out.features[held], self.policy.count_means(new_rows, len(both))
+        features, means = out.features[held], self.count_means(both.targets, new_rows)
         if lambda_base and len(features):
             # lambda (1 - cos(h, h')), lambda = lambda_base sqrt(O / N)
             before = self.peek([both], self.teacher).features[held]

@@ -78,7 +78,7 @@ class PASS(Method):
         train = self.training_settings
         lr = train.lr / 10 if train.optimiser == "sgd" else train.lr
         head_lr = lr * self.head_rate if train.head_lr is None else train.head_lr
-        return [self.stage(task, optimiser="adamw", lr=lr, rates={"head": head_lr})]
+        return [self.stage(task, optimiser="adam", lr=lr, rates={"head": head_lr})]
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         batch = self.rotated(batch)

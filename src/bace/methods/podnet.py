@@ -135,7 +135,7 @@ class PODNet(ER):
             return terms
         before = self.peek([both], self.teacher, taps=tapped)
         grown = math.sqrt(self.now.seen / (self.now.seen - self.now.known))
-        factor = self.policy.count_means(len(batch), len(both)) * grown
+        factor = self.count_means(both.targets, len(batch)) * grown
         if self.lambda_flat:
             terms["flat"] = self.lambda_flat * factor * feature_cosine(out.features, before.features)
         if self.lambda_spatial:

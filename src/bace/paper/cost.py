@@ -59,7 +59,7 @@ def estimate(config: Config, steps: int) -> Cost | None:
         computed -= frozen * max(learning / 3 + test * seen + looking - train - test, 0.0)
     per_pass = tokens * depth * (24 * width**2 + 4 * tokens * width)
     weights = 12 * depth * width**2
-    optimiser = 2 if config.train.optimiser == "adamw" else 1
+    optimiser = 1 if config.train.optimiser == "sgd" else 2
     networks = method.networks + method.keeps_teacher + method.expands * (steps - 1)
     held = weights * (networks + 1 + optimiser)  # and the gradient
     activations = ACTIVATIONS * tokens * width * depth * config.train.batch_size

@@ -31,8 +31,11 @@ def distillation(
     old = log_teacher.shape[1]
     scaled = student / tau
     log_student = F.log_softmax(scaled, 1)[:, :old] if mode == "slice" else F.log_softmax(scaled[:, :old], 1)
-    # kl_div(log q, p) = p (log p - log q), where a p of 0 makes a term of 0
-    log_q, p = (log_student, log_teacher.exp()) if direction == "forward" else (log_teacher, log_student.exp())
+    # kl_div(log q, p) = p (log p - log q), where a p of 0 makes a term of 0; but its gradient by that p is not finite
+    least = math.log(torch.finfo(student.dtype).tiny)
+    log_q, p = log_student, log_teacher.exp()
+    if direction == "reverse":
+        log_q, p = log_teacher, log_student.clamp_min(least).exp()
     if weights is None:
         total = F.kl_div(log_q, p, reduction="sum") * tau**2
     else:
