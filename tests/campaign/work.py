@@ -77,7 +77,10 @@ class Child:
                 os.dup2(terminal, stream)
             self.base.write_text(str(pages("resident")))
             Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here on
-            resource.setrlimit(resource.RLIMIT_AS, (pages("size") + FUSE,) * 2)
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]  # of a child of a child: it cannot be raised again
+            limit = pages("size") + FUSE
+            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             answer = function()
             self.answer.write_text(json.dumps(answer))
             code = answer if isinstance(answer, int) else 0
