@@ -33,7 +33,7 @@ def stopped(work: Work, method: str, modality: str, number: int) -> dict[str, An
         time.sleep(rng.uniform(0, seconds))
         child.send(signal.SIGTERM)
         ended = child.wait()
-        if ended.code:
+        if ended.code and not (folder / "metrics.json").exists():  # else it came when the run was over
             break
     else:
         return {"place": "after the end", "fault": None}
