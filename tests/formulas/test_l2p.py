@@ -224,7 +224,7 @@ def test_the_head_starts_at_zero_and_the_pool_just_above(tiny: Any) -> None:
 def test_adam_has_a_rate_scaled_to_the_batch_and_its_own_clipping(tiny: Any) -> None:
     method = at_task(tiny, "image", OPTIONS)
     (stage,) = method.stages(method.stream[1])
-    assert stage.optimiser == "adamw"
+    assert stage.optimiser == "adam"
     assert stage.lr == pytest.approx(0.03 * 8 / 256)
     assert stage.clip == 1.0
 
