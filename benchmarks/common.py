@@ -20,9 +20,9 @@ from bace.core.trainer import Trainer
 from bace.data.batch import Examples
 from bace.data.modalities.image import Images
 from bace.methods import find_method
-from bace.models.encoders import ViTEncoder
 from bace.models.heads import CosineHead
 from bace.models.model import Model
+from bace.models.vit import ViTEncoder
 
 WIDTH, DEPTH, SIDE, PATCH = 128, 6, 32, 8  # 16 tokens and the class token
 CLASSES = 10  # a task

@@ -22,25 +22,26 @@ from bace.core.memory import Memory
 from bace.core.position import Position
 from bace.core.stream import Stream, Task
 from bace.core.trainer import Trainer
-from bace.data.batch import Examples, Modality
 from bace.data.modalities.image import Images
 from bace.data.modalities.text import Texts, flat
 from bace.data.modalities.token import Entities
+from bace.data.modality import Examples
 from bace.methods import METHODS, find_method
-from bace.models.encoders import BertEncoder, Encoder
+from bace.models.bert import BertEncoder
+from bace.models.encoder import Encoder
 from bace.models.heads import CosineHead
 from bace.models.model import Model
 
 EXAMPLES, BATCH, WORDS, VOCABULARY = 256, 64, 15, 1000
-MODALITIES: tuple[Modality, ...] = ("image", "text", "token")
+MODALITIES: tuple[str, ...] = ("image", "text", "token")
 
 
-def modality_of(method: str) -> Modality:
+def modality_of(method: str) -> str:
     """The first of these that the method takes."""
     return next(modality for modality in MODALITIES if modality in find_method(method).modalities)
 
 
-def data(modality: Modality) -> tuple[Examples, Tensor, list[str]]:
+def data(modality: str) -> tuple[Examples, Tensor, list[str]]:
     """Examples of two tasks, the classes of their rows, and the names of the classes."""
     classes = torch.arange(2 * EXAMPLES) % CLASSES + (torch.arange(2 * EXAMPLES) >= EXAMPLES) * CLASSES
     names = [str(c) for c in range(2 * CLASSES)]
@@ -59,7 +60,7 @@ def data(modality: Modality) -> tuple[Examples, Tensor, list[str]]:
     return Entities(tokens["ids"], tokens["start"], where["ids"], where["start"]), tags.flatten(), names
 
 
-def encoder(modality: Modality) -> Encoder:
+def encoder(modality: str) -> Encoder:
     if modality == "image":
         return small_vit()
     from transformers import BertConfig, BertModel
@@ -70,7 +71,7 @@ def encoder(modality: Modality) -> Encoder:
     return BertEncoder(BertModel(config, add_pooling_layer=False))
 
 
-def ready(method: str, modality: Modality) -> Trainer:
+def ready(method: str, modality: str) -> Trainer:
     """A method, and a stream of two tasks to be learned."""
     examples, targets, names = data(modality)
     none, middle = torch.zeros(0, dtype=torch.int64), len(names) - (len(names) - 1) // 2
@@ -101,7 +102,7 @@ def ready(method: str, modality: Modality) -> Trainer:
     return Trainer(learned, stream, config)
 
 
-def second_task_seconds(method: str, modality: Modality) -> float:
+def second_task_seconds(method: str, modality: str) -> float:
     trainer = ready(method, modality)
     trainer.learn(trainer.stream[0])
     begun = time.perf_counter()

@@ -25,8 +25,9 @@ from bace.core.method import Method
 from bace.core.stream import Stream
 from bace.data.modalities.text import load_tokenizer, tokenize_texts
 from bace.learner import Learner
-from bace.models.encoders import backbone_path, load_encoder
+from bace.models.backbones import backbone_path
 from bace.models.heads import CosineHead
+from bace.models.loading import load_encoder
 from bace.models.model import Model
 
 BATCH, LONGEST, MEMORY, EVAL_BATCH = 16, 128, 50, 32

@@ -13,17 +13,22 @@ ROOT = Path(__file__).parent.parent
 COLUMNS = ("method", "paper", "mechanism", "memory", "stages", "modalities", "cost", "O rows", "reading")
 HEADER = """# Methods
 
-Made by `python scripts/document_methods.py` from the methods' cards and the docstrings of their formula tests; a test
-fails if it is not up to date. `bace list methods --json` gives the hyper-parameters.
+`python scripts/document_methods.py` generates this page from the methods' cards and the docstrings of their formula
+tests. A test fails if the page is out of date. `bace list methods --json` lists the hyper-parameters.
 
-*Cost* is that of a task after the first, with default settings. Passes through the encoder, where forward counts 1 and
-there and back 3: for each new and each replayed example in every epoch; once for each example of the task and of the
-memory. Networks of the encoder's size, if more than one is kept. `tests/test_cost.py` compares both with small runs.
+The columns mean:
 
-*Memory*: of methods with a setting `mode`, how their authors replay: a separate batch from memory at each step
-(`batch`, the default of all but IL2M), or the memory shuffled into the task's data (`concat`). *Reading* is what was
-decided where the originals disagree or are silent. *O rows*: what is done with words labelled O (entities), which may
-be entities of other tasks, or why a method refuses tokens.
+- *Memory* says whether the method keeps examples. For methods with the setting `mode`, it also says how their authors
+  replay: with a separate batch from memory at each step (`batch`, the default of all methods except IL2M), or with the
+  memory shuffled into the task's data (`concat`).
+- *Cost* is the cost of a task after the first, with default settings. It counts passes through the encoder, where a
+  forward pass counts 1 and a forward and backward pass counts 3. For example, "3 new, 3 replayed; once 1 task" means
+  3 passes for each new and each replayed example in every epoch, and 1 pass for each example of the task once. It also
+  gives the number of networks of the encoder's size if there is more than one. `tests/test_cost.py` compares the passes
+  and the networks with small runs.
+- *O rows* (entities) says how the method treats words labelled O, which may be entities of other tasks, or why it
+  refuses tokens.
+- *Reading* says what we decided where the originals disagree or are silent.
 """
 
 
@@ -39,7 +44,7 @@ def described(method: type[Method]) -> list[str]:
         f"**{method.title}**",
         method.paper,
         card.mechanism,
-        ("yes" if method.uses_memory else "no") + (f"; the authors: `mode={card.replay}`" if card.replay else ""),
+        ("yes" if method.uses_memory else "no") + (f"; the authors use `mode={card.replay}`" if card.replay else ""),
         ", ".join(card.stages),
         ", ".join(sorted(method.modalities)),
         cost(method(), card.besides),
@@ -78,10 +83,10 @@ def document() -> str:
         [
             HEADER,
             table(COLUMNS, [described(method) for method in METHODS]),
-            "## What is verified, and how\n",
-            "Beside these every method passes the conformance suite (`tests/checks.py`) on each of its modalities\n"
-            "and a sanity band on the embedded digits (`tests/golden/`).\n",
-            table(("method", "established by", "formula tests"), [verified(method) for method in METHODS]),
+            "## How each method is verified\n",
+            "In addition to these formula tests, every method passes the conformance suite (`tests/checks.py`) on\n"
+            "each of its modalities, and its scores on the embedded digits stay in a sanity band (`tests/golden/`).\n",
+            table(("method", "what the tests check", "formula tests"), [verified(method) for method in METHODS]),
         ]
     )
 

@@ -16,7 +16,8 @@ import hypothesis
 import pytest
 import torch
 
-from bace.models.encoders import Encoder, load_encoder
+from bace.models.encoder import Encoder
+from bace.models.loading import load_encoder
 
 torch.set_num_threads(int(os.environ.get("BACE_TEST_THREADS", "1")))
 hypothesis.settings.register_profile("same examples in every run", derandomize=True, deadline=None)
@@ -61,7 +62,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Tiny"]:
         return copy.deepcopy(read(name, image_size, torch.get_default_dtype()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bace.experiments.run.load_encoder", load)
+        patch.setattr("bace.experiments.assemble.load_encoder", load)
         yield made
 
 

@@ -7,7 +7,8 @@ from torch import nn
 
 from bace.errors import ConfigError
 from bace.models.adapters import Adapter, add_adapters
-from bace.models.encoders import Encoder, freeze_prefix, load_encoder
+from bace.models.encoder import Encoder, freeze_prefix
+from bace.models.loading import load_encoder
 
 HIDDEN = 5
 

@@ -99,7 +99,7 @@ def _filled(words: str, place: Place) -> list[str]:
 
 ROWS: list[Row] = [
     # names
-    cli("unknown command", "runn", "no command 'runn'", "Did you mean 'run'"),
+    cli("unknown command", "runn", "no command 'bace runn'", "Did you mean 'run'"),
     run("unknown method", "--method bacee", "no method 'bacee'", "Did you mean 'BaCE'"),
     run("unknown benchmark", "--benchmark digitz", "no benchmark 'digitz'", "Did you mean 'digits'"),
     run("unknown backbone", "--backbone minilmm", "backbone 'minilmm'", "Did you mean 'minilm'"),
@@ -114,7 +114,7 @@ ROWS: list[Row] = [
         r"Did you mean 'method\.alpha'",
     ),
     run("a flag of another method", "--method.alpha 2", "ER has no setting 'method.alpha'", "mode, name, reduction"),
-    cli("unknown list", "list method", "not 'method'", "Did you mean 'methods'"),
+    cli("unknown list", "list method", "kind is 'method'", "Did you mean 'methods'"),
     cli("unknown option of list", "list methods --jsno", "'--jsno'", "Did you mean '--json'"),
     cli("unknown option of report", "report {run} --ouut x", "'--ouut'", "Did you mean '--out'"),
     cli("unknown option of demo", "demo --owt x", "'--owt'", "Did you mean '--out'"),
@@ -122,7 +122,7 @@ ROWS: list[Row] = [
     run("a word for a number", "--train.lr fast", "train.lr is 'fast'", "must be a number$"),
     run("a fraction for a whole number", "--train.epochs 1.5", "train.epochs is '1.5'", "a whole number"),
     run("a value that is no choice", "--train.optimiser lion", "optimiser is 'lion'", "'sgd' or 'adam' or 'adamw'"),
-    run("a word for a list", "--benchmark.tasks [2,x]", r"benchmark.tasks is '\[2,x\]'", "list, each a whole number"),
+    run("a word for a list", "--benchmark.tasks [2,x]", r"benchmark.tasks is '\[2, 'x'\]'", "each a whole number"),
     run("a word for yes or no", "--benchmark.flip maybe", "benchmark.flip is 'maybe'", "true or false"),
     run("a word for the seed", "--seed one", "seed is 'one'", "a whole number"),
     run("a method's setting of the wrong type", "--method bace --method.K five", "method.K is 'five'", "whole number"),
@@ -139,6 +139,7 @@ ROWS: list[Row] = [
     run("a stray word", "--benchmark.tasks 2 1 2", "'1' is not expected behind '--benchmark.tasks 2'", r"\[2,1,2\]"),
     cli("seeds that are no number", "compare --method ER --seeds two", "--seeds is 'two'", "whole number"),
     cli("no seeds", "compare --method ER --seeds 0", "--seeds is '0'", "at least 1"),
+    cli("a method's setting for all", "compare --method ER --method.mode concat", "'--method.mode'", "in brackets"),
     cli("a method cut short", "compare --method BaCE(W0=1", r"'BaCE\(W0=1'", r"write .*'BaCE\(W0=1, alpha=0\)'"),
     cli("a change without a value", "compare --method BaCE(W0)", "'W0'", "setting=value"),
     cli("an unknown change", "compare --method BaCE(W9=1)", "'method.W9'", r"Did you mean 'method\.W0'"),
@@ -172,7 +173,7 @@ ROWS: list[Row] = [
     cli("a report of nothing", "report", "at least one run folder"),
     cli("a report of no run", "report {tmp}", "{tmp}", "run.json"),
     # prediction
-    cli("prediction without files", "predict {run}", "a run folder and at least one file"),
+    cli("prediction without files", "predict {run}", "bace predict needs FILES: at least one file"),
     cli("prediction of a missing file", "predict {run} {tmp}/x.png", "no file '{tmp}/x.png'", "check the path"),
     cli("prediction of no picture", "predict {run} {run}/run.json", "run.json", "cannot be decoded"),
     cli("prediction with no run", "predict {tmp} {run}/run.json", "{tmp}", "not a run folder"),
@@ -708,7 +709,7 @@ def test_bfloat16_is_used_or_refused_but_never_kills(tiny: Any, tmp_path: Path) 
     """Some CPUs announce it and die of an illegal instruction, so it is tried in a process of its own."""
     flags = Place(tiny, tmp_path, tmp_path).flags("image", **{"train.precision": "bfloat16"})
     done = subprocess.run(
-        [sys.executable, "-m", "bace.cli.main", "run", *flags], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "bace", "run", *flags], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode in (0, 2), done.stderr  # a negative status would be a signal
     assert done.returncode == 0 or re.search("bfloat16 .*this CPU.* use float32", done.stderr)

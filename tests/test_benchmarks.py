@@ -14,13 +14,15 @@ from sklearn.datasets import load_digits as sklearn_digits
 import bace
 from bace.config.parse import config_from
 from bace.core.stream import Stream
-from bace.data.benchmarks import Cut, Part, cut_by_class, find_benchmark, order_classes, share_out
+from bace.data.benchmarks import Part, cut_by_class, find_benchmark, order_classes, share_out
+from bace.data.cut import Cut
 from bace.data.digits import load_digits
-from bace.data.table import Table
+from bace.data.modalities import MODALITIES
+from bace.data.modality import Table
 from bace.errors import ConfigError, DataError
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
 from bace.experiments.stream import make_stream
-from bace.models.encoders import load_encoder
+from bace.models.loading import load_encoder
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def bert(tiny: Any) -> Any:
 def pictures(labels: str, names: str = "abcdef") -> Table:
     """One 8 x 8 picture a letter; its grey is its position."""
     pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).clone()
-    return Table("image", pixels, list(labels), list(names))
+    return Table(MODALITIES["image"], pixels, list(labels), list(names))
 
 
 def stream_of(parts: list[Part], encoder: Any, backbone: str = "", seed: int = 0, **cut: Any) -> Stream:
@@ -227,7 +229,7 @@ def test_parts_that_contradict_themselves_are_refused(vit, parts, message):
 
 
 def test_pictures_of_different_shapes_in_one_stream_are_refused(vit):
-    other = Table("image", torch.zeros(2, 1, 9, 9, dtype=torch.uint8), ["c", "d"], ["c", "d"])
+    other = Table(MODALITIES["image"], torch.zeros(2, 1, 9, 9, dtype=torch.uint8), ["c", "d"], ["c", "d"])
     with pytest.raises(DataError, match="different shapes"):
         stream_of([part("one", "ab", "ab", "ab"), Part("two", ["c", "d"], other, other)], vit)
 
@@ -251,9 +253,9 @@ def test_own_data_need_a_path():
 
 
 def test_texts_become_tasks(bert, tiny):
-    texts = Table("text", ["w1 w2", "w3", "w4 w5", "w6"], ["x", "y", "x", "z"], ["x", "y", "z"])
+    texts = Table(MODALITIES["text"], ["w1 w2", "w3", "w4 w5", "w6"], ["x", "y", "x", "z"], ["x", "y", "z"])
     stream = stream_of(cut_by_class(texts, texts, Cut(tasks=[2, 1])), bert, tiny.bert)
-    assert stream.modality == "text"
+    assert stream.modality.name == "text"
     assert [stream.targets[task.train].tolist() for task in stream] == [[0, 1, 0], [2]]
     stream.begin(stream[1], stream[0].train)
     assert stream.batch(stream[1].train).inputs["input_ids"].tolist() == [[2, 4 + 6, 3]]
@@ -269,7 +271,7 @@ def sentences() -> Table:
     ]
     pairs = [[word.split("/") for word in line.split()] for line in tagged]
     words, tags = ([[pair[k] for pair in line] for line in pairs] for k in (0, 1))
-    return Table("token", words, tags, ["per", "loc", "org"])
+    return Table(MODALITIES["token"], words, tags, ["per", "loc", "org"])
 
 
 def test_in_an_entity_task_only_its_own_types_are_labelled(bert, tiny):
@@ -308,7 +310,7 @@ def test_a_sentence_of_two_tasks_is_two_examples(bert, tiny):
 def test_windows_of_a_long_sentence_are_examples_of_its_task_with_all_its_labels(bert, tiny):
     long = [f"w{i}" for i in range(20)]
     tags = [["O"] * 18 + ["B-per", "I-per"]]
-    table = Table("token", [long], tags, ["per"])
+    table = Table(MODALITIES["token"], [long], tags, ["per"])
     stream = stream_of(cut_by_class(table, table, Cut(tasks=1)), bert, tiny.bert, max_length=8)
     (task,) = stream
     assert (len(task.train), len(task.test)) == (4, 4)  # six words each

@@ -18,7 +18,7 @@ from bace.cli.main import main
 from bace.core import checkpoint
 from bace.data.table import read
 from bace.errors import BaceError, CheckpointError, ConfigError, DataError
-from bace.models.encoders import load_encoder
+from bace.models.loading import load_encoder
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_does_not_end_the_run(tmp_path:
     checkpoint.save(tmp_path, {"a": torch.zeros(1)}, {}, keep=1)
     (tmp_path / "00000001" / "state.json").unlink()
     (tmp_path / "00000001" / "state.json").mkdir()  # no file: to delete it as one fails
-    with pytest.warns(UserWarning, match=r"00000001', is not deleted"):
+    with pytest.warns(UserWarning, match=r"00000001' could not be deleted"):
         checkpoint.save(tmp_path, {"a": torch.ones(1)}, {}, keep=1)
     found = checkpoint.load(tmp_path)
     assert found is not None

@@ -111,7 +111,7 @@ class Interrupted(BaseException):
     pass
 
 
-@pytest.mark.parametrize("victim", ["save_file", "_sha256", "to_disk"])
+@pytest.mark.parametrize("victim", ["core.checkpoint.save_file", "core.checkpoint._sha256", "files.to_disk"])
 @pytest.mark.parametrize("error", [Interrupted, OSError, KeyboardInterrupt])
 def test_an_interrupted_save_leaves_the_previous_checkpoint_and_no_half_one(tmp_path, monkeypatch, victim, error):
     checkpoint.save(tmp_path, tensors(1), state(1), keep=1)
@@ -120,7 +120,7 @@ def test_an_interrupted_save_leaves_the_previous_checkpoint_and_no_half_one(tmp_
         raise error("stop")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, victim, fail)
+        patch.setattr(f"bace.{victim}", fail)
         with pytest.raises(CheckpointError if error is OSError else error):
             checkpoint.save(tmp_path, tensors(2), state(2), keep=1)
     assert_is(checkpoint.load(tmp_path), 1)
@@ -169,7 +169,7 @@ def test_damage_anywhere_is_noticed_and_the_one_before_is_used(two, file, how):
         else:
             broken[position] ^= 1 << rng.randrange(8)
         path.write_bytes(bytes(broken))
-        with pytest.warns(UserWarning, match=r"00000002' is damaged .*; using the one before"):
+        with pytest.warns(UserWarning, match=r"00000002' is damaged .*; using the previous one"):
             found = checkpoint.load(two)
         assert_is(found, 1)
     path.write_bytes(whole)

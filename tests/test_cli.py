@@ -14,11 +14,12 @@ from run_folders import write_run
 
 import bace
 from bace.cli.compare import methods_asked
-from bace.cli.main import main
-from bace.config.parse import config_from
+from bace.cli.main import NAMES, main
+from bace.config.parse import config_from, make_parser
 from bace.config.schema import Training
 from bace.data.benchmarks import find_benchmark
 from bace.errors import ConfigError
+from bace.methods import METHODS
 
 
 def flags(tiny: Any, modality: str, **changes: object) -> list[str]:
@@ -57,13 +58,35 @@ def test_help_and_version_answer_without_importing_torch() -> None:
     code = (
         "import sys; from bace.cli.main import main\n"
         "for words in (['--help'], ['--version'], [], ['compare', '--help'], ['list', '-h']): assert main(words) == 0\n"
-        "assert not {'torch', 'transformers', 'jsonargparse'} & set(sys.modules), 'slow imports'"
+        "assert not {'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules), 'slow imports'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "run", "compare", "report", "list", "check", "predict"):
-        assert f"bace {command} " in done.stdout
+    for command in NAMES:
+        assert re.search(rf"^    {command} +[A-Z]", done.stdout, re.MULTILINE)  # with what it does
     assert bace.__version__ in done.stdout.splitlines()
+
+
+def test_the_package_is_a_command_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "bace", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{bace.__version__}\n")
+
+
+def test_the_package_names_what_it_offers_before_it_imports_it() -> None:
+    code = "import sys, bace; print(dir(bace)); assert 'torch' not in sys.modules; print(bace.Learner)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'Learner'" in done.stdout
+    assert "bace.learner.Learner" in done.stdout
+    with pytest.raises(AttributeError, match="no attribute 'Leaner'"):
+        bace.Leaner  # noqa: B018
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_commands_and_settings(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    script = say(capsys, "--print_completion", f"shtab-{shell}")
+    expected = (*NAMES, "claims", "--train.lr", "--method.alpha", "--dry_run")
+    assert [name for name in expected if name not in script] == []
 
 
 OPTIONS = {
@@ -71,24 +94,27 @@ OPTIONS = {
     "compare": ["--method", "--seeds", "--seed", "--out", "--config"],
     "report": ["--out"],
     "list": ["--json"],
-    "check": ["--path", "--json"],
-    "predict": ["--json"],
-    "paper": ["--scale", "--seeds", "--out", "--dry_run", "--csv", "--latex"],
+    "check data": ["--path", "--json"],
+    "check backbone": ["--json"],
+    "predict": ["--json", "--trust", "--force"],
+    "paper run": ["--scale", "--seeds", "--out", "--dry_run"],
+    "paper show": ["--scale", "--out", "--csv", "--latex"],
+    "paper claims": ["--markdown"],
     "run": ["--out", "--resume", "--config", "--print_config", "--train.lr"],
 }
 
 
 @pytest.mark.parametrize("command", OPTIONS)
 def test_help_of_a_command_names_its_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    page = say(capsys, command, "--help")
-    assert page.startswith(f"bace {command} ")
+    page = say(capsys, *command.split(), "--help")
+    assert page.startswith(f"usage: bace {command} ")
     assert [option for option in OPTIONS[command] if not re.search(rf"{option}\b", page)] == []
-    assert say(capsys, "help", command) == page
+    assert say(capsys, "help", *command.split()) == page
 
 
 def test_help_of_an_unknown_command_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "compere"]) == 2
-    assert "there is no command 'compere'. Did you mean 'compare'?" in capsys.readouterr().err
+    assert "there is no command 'bace compere'. Did you mean 'compare'?" in capsys.readouterr().err
 
 
 def test_report_names_the_runs_that_are_not_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,22 +134,27 @@ def test_list_names_the_same_things_as_json_and_as_a_table(kind: str, capsys: py
     assert some[kind] <= names
 
 
-def test_help_of_run_explains_the_settings_of_the_chosen_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_run_explains_the_settings_of_the_chosen_method(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # a setting a line
     bace_help, er_help = (say(capsys, "run", "--method", name, "--help") for name in ("bace", "er"))
-    assert re.search(r"--method.alpha +1.0 +weight of the distillation on new", bace_help)
-    assert re.search(r"--method.mode +batch", er_help)
+    assert re.search(r"--method.alpha ALPHA +weight of the distillation on new.*type: float, default: 1.0", bace_help)
+    assert re.search(r"--method.mode \{batch,concat\}\s+`batch`: a separate .*default: batch", er_help)
     assert "--method.alpha" not in er_help
     rate = find_benchmark("digits").defaults["train.lr"]  # the default benchmark's, not the trainer's own
-    assert re.search(rf"--train.lr +{rate} +learning rate of the encoder", er_help)
-    assert say(capsys, "run", "--method", "er", "-h", "--train.lr", "0.5").count("0.5")
+    assert re.search(rf"--train.lr LR +learning rate of the encoder.*default: {rate}\)", er_help)
+    assert re.search(r"--train.lr LR .*default: 0.5\)", say(capsys, "run", "--method", "er", "-h", "--train.lr", "0.5"))
 
 
-def test_every_setting_is_explained_in_words() -> None:
-    from bace.config.parse import explain
-
-    for method in ("SEQ", "MTL", "ER", "BaCE"):
-        unexplained = [name for name, _, meaning in explain(config_from({"method": method})) if not meaning]
-        assert not unexplained
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.title)
+def test_every_setting_of_a_method_is_an_option_with_its_default_and_meaning(method: Any) -> None:
+    """Those too that a constructor passes on, `**options`."""
+    parser = make_parser(method)
+    named = {name: parameter.default for name, parameter in method.hyper_parameters().items()}
+    found = vars(parser.get_defaults()["method"])
+    assert {name: value for name, value in found.items() if name != "name"} == named
+    assert [action.dest for action in parser._actions if not action.help] == []
 
 
 # -- settings
@@ -150,7 +181,6 @@ def test_a_printed_config_read_again_is_the_same(
     printed = say(capsys, "run", *words, "--print_config")
     (tmp_path / "again.yaml").write_text(printed)
     assert say(capsys, "run", "--config", str(tmp_path / "again.yaml"), "--print_config") == printed
-    assert config_from(yaml.safe_load(printed)) == config_from({}, words)
 
 
 # -- run
@@ -284,7 +314,8 @@ def test_a_class_of_the_users_own_is_a_method_with_flags(
     tiny: Any, my_method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = flags(tiny, "text", method=my_method)
-    assert re.search(r"--method.scale +2.0 +of the loss", say(capsys, "run", *words, "--method.scale=2", "--help"))
+    page = say(capsys, "run", *words, "--method.scale=2", "--help")
+    assert re.search(r"--method.scale SCALE\s+of the loss. \(type: float, default: 2.0\)", page)
     assert main(["run", *words, "--method.scale", "2", "--out", "mine"]) == 0
     about = json.loads(Path("mine/run.json").read_text())
     assert about["method"] == "Mine"

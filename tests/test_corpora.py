@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from test_sources import class_label, parquet
 
-from bace.data.benchmarks import Cut, Part, find_benchmark
+from bace.data.benchmarks import Part, find_benchmark
 from bace.data.check import count_folder
+from bace.data.cut import Cut
 from bace.data.datasets import CIFAR100, DBPEDIA, ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate
 from bace.errors import ConfigError, DataError
 

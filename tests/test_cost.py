@@ -9,10 +9,9 @@ from checks import short
 from bace.config.parse import config_from
 from bace.core.resources import bytes_kept
 from bace.core.trainer import Trainer
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
 from bace.methods import METHODS
 from bace.methods.er import ER
-from bace.models.encoders import Encoder
 from bace.models.model import Model
 
 # several neighbours of each example would be the same ones among twenty, anchors take hundreds of passes in any task
@@ -45,11 +44,11 @@ def test_a_task_takes_the_passes_and_networks_that_are_declared(
     monkeypatch.setattr(Model, "forward", networks.watched(Model.forward))
     trainer = Trainer(learned, stream, config)
     for task in stream:
-        before = Encoder.passes
+        _, before = trainer.spent()
         networks.most = 0
         trainer.learn(task)
         networks.measure()
-    found, last = Encoder.passes - before, stream[-1]
+    found, last = trainer.spent()[1] - before, stream[-1]
 
     cost, joint = learned.cost, learned.licence == "past"
     new = sum(len(task.train) for task in stream) if joint else len(last.train)

@@ -18,15 +18,11 @@ from torch import Tensor, nn
 from bace.cli.main import main
 from bace.errors import ConfigError, DataError
 from bace.models.backbones import backbone_path, known_backbones
-from bace.models.encoders import FAMILIES as ENCODERS
-from bace.models.encoders import (
-    Encoder,
-    ImageEncoder,
-    TextEncoder,
-    describe_backbone,
-    freeze_prefix,
-    load_encoder,
-)
+from bace.models.encoder import Encoder, freeze_prefix
+from bace.models.image_encoder import ImageEncoder
+from bace.models.loading import FAMILIES as ENCODERS
+from bace.models.loading import describe_backbone, load_encoder
+from bace.models.text_encoder import TextEncoder
 from bace.models.weights import read_weights
 
 _SHARED = Path(__file__).parents[2] / "shared" / "models"

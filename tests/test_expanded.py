@@ -8,9 +8,10 @@ from tiny_encoders import DEPTH, FAMILIES, WIDTH, save, tiny_inputs, tiny_model
 
 from bace.data.batch import Batch
 from bace.models.adapters import add_adapters
-from bace.models.encoders import Encoder, freeze_prefix, load_encoder
+from bace.models.encoder import Encoder, freeze_prefix
 from bace.models.expanded import Expanded, Forked
 from bace.models.heads import WideningHead
+from bace.models.loading import load_encoder
 from bace.models.model import Model
 from bace.randomness import generator
 

@@ -15,7 +15,7 @@ from bace.config.parse import config_from
 from bace.core.memory import Memory, draw_balanced, herd, stack_rows, unstack_rows
 from bace.core.trainer import Trainer
 from bace.errors import ConfigError
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
 from bace.randomness import generator
 
 RNG = generator(0, "test")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import CHECKS, counted_run
+from checks import CHECKS, check_resume_equals_the_straight_run, counted_run
 
 from bace.methods import METHODS
 
@@ -33,3 +33,27 @@ def straight(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(("method", "modality"), CASES)
 def test_conformance(tiny: Any, straight: Any, method: str, modality: str, check: Any) -> None:
     check(tiny, method, modality, straight(method, modality))
+
+
+class CarryingOver:
+    """The tiny data and backbones, in runs whose optimiser keeps its state from stage to stage and task to task."""
+
+    def __init__(self, tiny: Any, optimiser: str) -> None:
+        self.tiny, self.optimiser = tiny, optimiser
+
+    def settings(self, modality: str, **changes: Any) -> dict[str, Any]:
+        own = {"train.reset_optimiser": False, "train.optimiser": self.optimiser}
+        settings: dict[str, Any] = self.tiny.settings(modality, **{**own, **changes})
+        return settings
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+@pytest.mark.parametrize("method", ["ER", "MTL", "GDumb", "PODNet", "BEEF", "GD"])
+def test_a_resumed_run_carries_over_what_the_straight_one_does(
+    tiny: Any, tmp_path: Path, method: str, optimiser: str
+) -> None:
+    """MTL and GDumb start from new parameters of the same names, BEEF's change their shape, and the last stages of
+    PODNet and BEEF have an optimiser of their own."""
+    carrying = CarryingOver(tiny, optimiser)
+    counted_run(carrying, method, "image", tmp_path)
+    check_resume_equals_the_straight_run(carrying, method, "image", tmp_path)

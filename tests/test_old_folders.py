@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bace
-from bace.experiments.run import read_config
+from bace.experiments.run_folder import read_description
 
 OLD = Path(__file__).with_name("old")
 EXPECTED = json.loads((OLD / "expected.json").read_text())
@@ -51,6 +51,6 @@ def test_an_old_learner_predicts_as_it_did_and_learns_on(old: Path) -> None:
 
 
 def test_what_an_old_run_did_not_set_is_as_it_was_then(old: Path) -> None:
-    config = read_config(old / "run")
+    config = read_description(old / "run").settings()
     assert config.method["kl_direction"] == "forward"
     assert (config.train.replay_o, config.checkpoint.minutes) == ("label", 0.0)

@@ -145,7 +145,8 @@ def test_a_study_that_was_not_made_says_why_and_leaves_no_section(tmp_path: Path
         (gallery({"label": "cat", "image": PICTURE}), "'neighbours'"),
         (gallery(example("cat", neighbours=[example("cat", distance=0.1)])), "'same'"),
         (gallery({"label": "cat", "image": 'x" onerror="alert(1)', "neighbours": []}), "PNG"),
-        (gallery({"label": "cat", "text": "a cat", "word": [2], "neighbours": []}), "'text'"),
+        (gallery({"label": "cat", "text": "a cat", "word": [2], "neighbours": []}), "'word'"),
+        (gallery({"label": "cat", "neighbours": []}), "'text'"),
     ],
 )
 def test_a_damaged_study_is_named(tmp_path: Path, study: dict[str, Any], says: str) -> None:

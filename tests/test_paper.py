@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bace.cli.main import main
-from bace.config.parse import config_from, valid_settings
+from bace.config.parse import config_from, make_parser
 from bace.config.schema import Backbone, Config, MemoryBudget, Training
 from bace.data.benchmarks import BENCHMARKS
 from bace.experiments.compare import parse_method
+from bace.experiments.run_folder import load_runs
 from bace.methods import METHODS, find_method
 from bace.paper import claims, cost, results, tables
 from bace.paper.claims import Outcome, judge, printed_value, together
@@ -42,7 +43,6 @@ from bace.paper.tables import (
     published,
     rows_of,
 )
-from bace.report.runs import load_runs
 
 TITLES = [
     "SEQ",
@@ -87,7 +87,7 @@ COMPLETE = (
     {method.title for method in METHODS} >= set(TITLES)
     and {cell.settings(scale)["benchmark.name"] for cell in ALL_CELLS.values() for scale in tables.SCALES}
     <= set(BENCHMARKS)
-    and "studies" in valid_settings("SEQ")
+    and "studies" in make_parser(find_method("SEQ")).get_defaults()
 )
 complete = pytest.mark.skipif(not COMPLETE, reason="not all 36 methods, benchmarks and studies are here")
 
@@ -279,7 +279,7 @@ def test_settings_of_a_few_cells_are_the_papers() -> None:
 
 @complete
 def test_every_cell_asks_for_settings_that_exist_and_data_that_its_method_can_learn() -> None:
-    settings_of = {title: set(valid_settings(title)) for title in TITLES}
+    settings_of = {title: set(make_parser(find_method(title)).get_defaults().keys()) for title in TITLES}
     for cell in ALL_CELLS.values():
         for scale in tables.SCALES:
             asked = cell.settings(scale)
@@ -335,8 +335,8 @@ def test_a_dry_run_prints_the_estimate_and_starts_nothing(capsys: pytest.Capture
     ("words", "complaint"),
     [
         (["run", "cifar10"], "Did you mean 'cifar100'"),
-        (["run"], "needs one ID"),
-        (["run", "f1", "--scale", "tiny"], "it must be desk or full"),
+        (["run"], "bace paper run needs ID: one ID"),
+        (["run", "f1", "--scale", "tiny"], "it must be 'desk' or 'full'"),
         (["runn", "f1"], "Did you mean 'run'"),
         (["run", "f1", "--seeds", "0"], "at least 1"),
         (["show", "f1", "--seed", "1"], "there is no option '--seed'"),
@@ -539,13 +539,13 @@ def test_the_page_gets_the_printed_numbers_of_its_rows(tmp_path: Path) -> None:
     for cell in entry.cells()[:3]:
         runs[cell.folder(tmp_path, "desk", 0)] = cell
         make_run(cell.folder(tmp_path, "desk", 0), [[50.0]], config={"method": {"label": cell.method}})
-    found = results.for_page(entry, runs)
+    found = results.for_page(entry, load_runs(runs), runs)
     assert found == {
         ("ER (label=BaCE (alpha=0))", "A_last"): (57.15, None),
         ("ER (label=BaCE (alpha=0.01))", "A_last"): (57.68, None),
         ("ER (label=BaCE (alpha=0.1))", "A_last"): (64.13, None),
     }
-    assert results.for_page(ENTRIES["challenging"], runs) == {}
+    assert results.for_page(ENTRIES["challenging"], load_runs(runs), runs) == {}
 
 
 def test_a_table_shows_ours_beside_the_printed_numbers_and_the_average(tmp_path: Path) -> None:

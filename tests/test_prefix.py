@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 import bace
 from bace.errors import ConfigError
-from bace.models.encoders import Encoder, TextEncoder, freeze_prefix, keep_prefix, load_encoder
-from bace.models.frozen_prefix import PrefixCache, _newest, uncached
+from bace.models.encoder import freeze_prefix
+from bace.models.frozen_prefix import PrefixCache, PrefixCaches
+from bace.models.loading import load_encoder
+from bace.models.text_encoder import TextEncoder, keep_prefix
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ def test_frozen_blocks_read_a_text_once(folders):
     assert blocks_run(encoder, texts([4, 6])) == [2, 2, 2]
     assert blocks_run(encoder, texts([4, 6])) == [0, 0, 2]
     assert blocks_run(copy.deepcopy(encoder), texts([4, 6])) == [0, 0, 2]  # a teacher
-    with uncached():
+    with encoder.uncached():
         assert blocks_run(encoder, texts([4, 6])) == [2, 2, 2]
     assert blocks_run(encoder, texts([4, 6])) == [0, 0, 2]
 
@@ -101,11 +103,10 @@ def test_what_is_found_counts_as_passed(folders):
     encoder, inputs = keeping(folders["bert"]), texts([4, 6])
     passes = []
     for _ in range(2):
-        before = Encoder.passes
         with torch.no_grad():
             encoder(inputs)
-        passes.append(Encoder.passes - before)
-    assert passes == pytest.approx([2, 2])
+        passes.append(encoder.passes.total)
+    assert passes == pytest.approx([2, 4])
 
 
 def test_what_is_kept_of_a_text_does_not_depend_on_its_batch(folders):
@@ -158,11 +159,13 @@ def test_taps_and_word_vectors_pass_it_by(folders):
 
 
 def test_encoders_with_the_same_frozen_weights_share_what_is_kept(folders):
+    caches = PrefixCaches()
+
     def kept(family: str, blocks: int, precision: torch.dtype = torch.float32) -> PrefixCache | None:
         encoder = load_encoder(folders[family])
         assert isinstance(encoder, TextEncoder)
         freeze_prefix(encoder, blocks)
-        keep_prefix(encoder, 1, precision)
+        keep_prefix(encoder, 1, precision, caches)
         return encoder.cache
 
     first = kept("bert", 2)
@@ -171,18 +174,19 @@ def test_encoders_with_the_same_frozen_weights_share_what_is_kept(folders):
     assert kept("bert", 1) is not first
     assert kept("roberta", 2) is not first
     assert kept("bert", 2, torch.bfloat16) is not kept("bert", 2)
+    assert list(caches.newest.values()) == [kept("bert", 2)]  # what came before is let go
 
 
 def test_encoders_of_another_shape_share_nothing(folders):
-    caches = []
+    caches, found = PrefixCaches(), []
     for heads in (1, 2):  # the same weights, read in another way
         encoder = load_encoder(folders["bert"])
         assert isinstance(encoder, TextEncoder)
         encoder.config.num_attention_heads = heads
         freeze_prefix(encoder, 2)
-        keep_prefix(encoder, 1, torch.float32)
-        caches.append(encoder.cache)
-    assert caches[0] is not caches[1]
+        keep_prefix(encoder, 1, torch.float32, caches)
+        found.append(encoder.cache)
+    assert found[0] is not found[1]
 
 
 def test_a_learner_keeps_nothing_of_its_texts(tiny):
@@ -194,19 +198,35 @@ def test_a_learner_keeps_nothing_of_its_texts(tiny):
 
 def test_a_run_says_how_much_it_may_keep_of_texts(tiny):
     settings = tiny.settings("text", method="er", **{"backbone.freeze": 1, "backbone.cache": 10, "train.epochs": 1})
-    _newest.cache_clear()
     told: list[str] = []
     bace.run(settings, tell=told.append)
     assert any("10.0 MB more for what frozen blocks make of texts (backbone.cache)" in line for line in told)
 
 
+def test_runs_that_are_given_the_same_caches_compute_what_is_kept_once(tiny):
+    settings = tiny.settings("text", method="er", **{"backbone.freeze": 1, "backbone.cache": 10, "train.epochs": 1})
+    caches = PrefixCaches()
+    bace.run(settings, caches=caches)
+    (cache,) = caches.newest.values()
+    first = dict(cache.kept)
+    bace.run(settings, caches=caches, seed=1)
+    assert first
+    assert list(caches.newest.values()) == [cache]
+    assert all(cache.kept[text] is kept for text, kept in first.items())
+    other = PrefixCaches()
+    bace.run(settings, caches=other)
+    (anew,) = other.newest.values()
+    assert anew.kept.keys() == first.keys()
+    assert all(anew.kept[text] is not kept for text, kept in first.items())
+
+
 def test_nothing_frozen_is_nothing_to_keep_and_pictures_are_refused(folders):
     encoder = load_encoder(folders["bert"])
     assert isinstance(encoder, TextEncoder)
-    keep_prefix(encoder, 1, torch.float32)
+    keep_prefix(encoder, 1, torch.float32, PrefixCaches())
     assert encoder.cache is None
     with pytest.raises(ConfigError, match=r"backbone.cache is 5, but only texts are kept.*Set it to 0"):
-        keep_prefix(load_encoder(folders["vit"]), 5, torch.float32)
+        keep_prefix(load_encoder(folders["vit"]), 5, torch.float32, PrefixCaches())
 
 
 @pytest.mark.usefixtures("double")  # rounding alone then changes no score
@@ -222,6 +242,5 @@ def test_a_run_with_a_cache_scores_as_without_and_resumes_exactly(tiny, tmp_path
     assert cached.metrics["A"] == plain.metrics["A"]
     assert cached.metrics["passes"] == pytest.approx(plain.metrics["passes"])
     for kind, count in points:
-        _newest.cache_clear()  # as in another process
         bace.run(resume=tmp_path / f"{kind}-{count}")
         assert_same(final_state(tmp_path / "copied"), final_state(tmp_path / f"{kind}-{count}"))

@@ -16,13 +16,14 @@ from bace.cli.main import main
 from bace.config.parse import config_from
 from bace.data import datasets
 from bace.data.batch import MIRRORED
-from bace.data.benchmarks import BENCHMARKS, Cut, find_benchmark, order_classes
+from bace.data.benchmarks import BENCHMARKS, find_benchmark, order_classes
 from bace.data.check import check, compare, sets_of
+from bace.data.cut import Cut
 from bace.data.datasets import CIFAR10, Corpus, Counts
 from bace.data.decode import Pictures
 from bace.errors import ConfigError, DataError
 from bace.experiments.stream import make_stream
-from bace.models.encoders import load_encoder
+from bace.models.loading import load_encoder
 
 NAMES = ("cifar100", "cifar10", "five-datasets", "tiny-imagenet", "imagenet-r", "objectnet", "omnibenchmark", "vtab")
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from bace.config.parse import config_from
 from bace.core.trainer import Trainer
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
 from bace.methods import METHODS, find_method
 
 

@@ -170,14 +170,20 @@ def test_an_unfinished_run_is_loaded_but_enters_no_number(tmp_path: Path) -> Non
     assert [row.label for row in summary(runs)] == ["ER"]
 
 
+ABOUT = '"method": "ER", "benchmark": "digits", "seed": 0, "config": {}'
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("run.json", None, "missing"),
         ("run.json", "{", "not JSON"),
         ("run.json", "[]", "JSON object"),
-        ("run.json", '{"tasks": []}', "empty"),
-        ("run.json", '{"tasks": [{"name": "a"}]}', "classes"),
+        ("run.json", '{"tasks": []}', "'method' is missing"),
+        ("run.json", f'{{{ABOUT}, "tasks": []}}', "empty"),
+        ("run.json", f'{{{ABOUT}, "tasks": [{{"name": "a"}}]}}', "classes"),
+        ("run.json", f'{{"format": 3, {ABOUT}}}', "update bace"),
+        ("run.json", f'{{"format": "x", {ABOUT}}}', "'format' is 'x'"),
         ("matrix.csv", None, "missing"),
         ("matrix.csv", "", "header"),
         ("matrix.csv", "task,1,2\n1,90,\n2,70,80\n", "header"),
@@ -188,7 +194,8 @@ def test_an_unfinished_run_is_loaded_but_enters_no_number(tmp_path: Path) -> Non
         ("matrix.csv", "task,1,2,3\n1,nan,,\n2,70,80,\n3,60,50,70\n", "row 1"),
         ("matrix.csv", b"\xff\xfe", "cannot be read"),
         ("metrics.json", '{"A_last": 1', "not JSON"),
-        ("metrics.json", '{"A": [1, 2]}', "3 numbers"),
+        ("metrics.json", '{"A": [1, 2]}', "'A_last' is missing"),
+        ("metrics.json", '{"A": [1, 2], "A_last": 80, "A_avg": 1, "seconds": 1}', "3 numbers"),
         ("metrics.json", '{"A": [1, 2, 3], "A_last": "80", "A_avg": 1, "seconds": 1}', "A_last"),
         ("metrics.json", '{"A": [1, 2, 3], "A_last": 80, "A_avg": 1}', "seconds"),
         ("metrics.json", '{"A": [1, 2, 3], "A_last": 80, "A_avg": 1, "A_new": "7", "seconds": 1}', "A_new"),

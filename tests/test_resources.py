@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from checks import training_examples
+from checks import copying_at, training_examples
 
 import bace
 from bace.config.parse import config_from
 from bace.core import resources
+from bace.core.trainer import Trainer
 from bace.errors import ConfigError
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
 
 
 def assembled(tiny: Any, method: str, **changes: Any) -> Any:
@@ -77,7 +78,7 @@ def test_a_run_that_cannot_fit_is_refused_with_the_number_before_it_begins(
     bace.run(tiny.settings("image", **two), out=tmp_path / "run", tell=said.append)  # the folder is still free
     (line,) = said
     assert line.startswith(f"BEEF will need up to {4 * encoder / 1e3:.1f} kB for parameters, gradients and optimiser")
-    assert "activations come on top" in line
+    assert "and more for activations" in line
 
 
 def test_a_learner_is_refused_the_task_that_does_not_fit_and_stays_as_it_was(
@@ -153,3 +154,24 @@ def test_passes_are_counted_forward_as_one_and_there_and_back_as_three(tiny: Any
     assert bace.run(settings).metrics["passes"] == 3 * 2 * trained + asked
     frozen = bace.run(settings | {"backbone.freeze": 1}).metrics["passes"]  # one of two blocks: no way back through it
     assert frozen == 2 * 2 * trained + asked
+
+
+@pytest.mark.parametrize("method", ["er", "mtl"])  # MTL passes a fresh network in every task
+def test_a_resumed_run_counts_the_passes_of_the_straight_one(tiny: Any, tmp_path: Path, method: str) -> None:
+    settings = tiny.settings("image", method=method, **{"train.epochs": 1})
+    points = [("step", 4), ("task", 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bace.experiments.run.Trainer", copying_at(points, tmp_path))
+        straight = bace.run(settings, out=tmp_path / "copied").metrics["passes"]
+    assert straight > 0
+    assert [bace.run(resume=tmp_path / f"{kind}-{n}").metrics["passes"] for kind, n in points] == [straight, straight]
+
+
+def test_runs_side_by_side_count_their_own_passes(tiny: Any) -> None:
+    config = config_from(tiny.settings("image", method="mtl", **{"train.epochs": 1, "measure.fwt": False}))
+    one, other = (Trainer(*assemble(config), config) for _ in range(2))
+    for task in one.stream[:2]:
+        one.learn(task)
+    first, second = (len(task.train) for task in one.stream[:2])
+    assert one.spent()[1] == 3 * (first + first + second)
+    assert other.spent()[1] == 0

@@ -205,7 +205,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_continue(tiny: Any, t
     for number, wish in enumerate((signal.SIGTERM, signal.SIGHUP)):
         folder = tmp_path / f"run {number}"
         child = subprocess.Popen(
-            [sys.executable, "-m", "bace.cli.main", "run", *words, "--out", str(folder)],
+            [sys.executable, "-m", "bace", "run", *words, "--out", str(folder)],
             env=environment,
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -14,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bace.data.table import Table, as_inputs, from_arrays, iob2, read
+from bace.data.modalities import MODALITIES
+from bace.data.modalities.token import iob2
+from bace.data.modality import Table
+from bace.data.table import as_inputs, from_arrays, read
 from bace.errors import ConfigError, DataError
 
 DATA = Path(os.environ.get("BACE_DATA") or Path(__file__).parents[1] / ".." / "shared" / "data")
@@ -62,18 +65,19 @@ def as_tensor(image):
 
 
 def test_take_returns_the_rows_in_the_given_order_and_keeps_all_names():
-    table = Table("image", torch.arange(8, dtype=torch.uint8).view(4, 1, 1, 2), ["a", "b", "a", "c"], ["c", "b", "a"])
+    pixels = torch.arange(8, dtype=torch.uint8).view(4, 1, 1, 2)
+    table = Table(MODALITIES["image"], pixels, ["a", "b", "a", "c"], ["c", "b", "a"])
     taken = table.take([3, 0, 0])
     assert taken.inputs.flatten().tolist() == [6, 7, 0, 1, 0, 1]
     assert (taken.labels, taken.names, len(taken)) == (["c", "a", "a"], ["c", "b", "a"], 3)
-    assert Table("text", ["x", "y"], ["a", "b"], ["a", "b"]).take([1]).inputs == ["y"]
+    assert Table(MODALITIES["text"], ["x", "y"], ["a", "b"], ["a", "b"]).take([1]).inputs == ["y"]
     assert len(table.take([])) == 0
 
 
 @pytest.mark.parametrize("index", [-1, 4])
 def test_take_outside_the_table_is_refused(index):
     with pytest.raises(IndexError, match="4 examples"):
-        Table("text", ["w", "x", "y", "z"], ["a"] * 4, ["a"]).take([0, index])
+        Table(MODALITIES["text"], ["w", "x", "y", "z"], ["a"] * 4, ["a"]).take([0, index])
 
 
 # --- Parquet -------------------------------------------------------------------------------------------------------
@@ -96,7 +100,7 @@ def test_parquet_shards_are_read_in_order_with_images_and_class_names_of_the_met
         }
         parquet(tmp_path / "data" / f"train-0000{shard}-of-00002.parquet", columns, features, row_group_size=2)
     table = read(tmp_path)
-    assert table.modality == "image"
+    assert table.modality.name == "image"
     assert table.inputs.dtype == torch.uint8
     assert torch.equal(table.inputs, torch.stack([as_tensor(p) for p in pictures]))
     assert table.labels == ["zebra", "ant", "zebra", "ant", "zebra"]
@@ -122,7 +126,7 @@ def test_tokens_of_parquet_take_their_types_from_the_label_list_in_its_order(tmp
         {"tokens": {"feature": STRING, "_type": "List"}, "ner_tags": tags},
     )
     table = read(tmp_path)
-    assert table.modality == "token"
+    assert table.modality.name == "token"
     assert table.inputs == [["a", "b", "c"], ["d"]]  # the sentence without words is left out
     assert table.labels == [["B-ZIP", "I-ZIP", "O"], ["B-ART"]]
     assert table.names == ["ZIP", "ART"]
@@ -161,7 +165,7 @@ def test_columns_of_unknown_names_are_found_by_their_type(tmp_path):
     columns = {"photo": [png(picture(0))], "id": [7], "animal": [0]}
     path = parquet(tmp_path / "train.parquet", columns, {"animal": class_label("cat")})
     table = read(path)
-    assert (table.modality, table.labels) == ("image", ["cat"])
+    assert (table.modality.name, table.labels) == ("image", ["cat"])
 
 
 def test_columns_that_do_not_go_together_are_listed(tmp_path):
@@ -468,7 +472,7 @@ def test_csv_with_quotes_line_breaks_and_a_byte_order_mark(tmp_path):
     write(tmp_path / "train.csv", '\ufefftext,label,id\r\n"one, ""two""\nthree", sport ,1\r\n\r\nfour,art,2\r\n')
     write(tmp_path / "test.csv", "text,label\nfive,art\n")
     table = read(tmp_path)
-    assert table.modality == "text"
+    assert table.modality.name == "text"
     assert table.inputs == ['one, "two"\nthree', "four"]
     assert (table.labels, table.names) == (["sport", "art"], ["art", "sport"])
     assert read(tmp_path, split="test").inputs == ["five"]
@@ -487,7 +491,7 @@ def test_csv_of_picture_paths(tmp_path):
     path = write(tmp_path / "train.csv", "file_name,label\npictures/a.png,cat\n")
     assert torch.equal(read(path).inputs, as_tensor(picture(0))[None])
     path = write(tmp_path / "other.csv", "where,label\npictures/a.png,cat\n")
-    assert read(path).modality == "text"
+    assert read(path).modality.name == "text"
     assert torch.equal(read(path, modality="image", input_column="where").inputs, as_tensor(picture(0))[None])
     path = write(tmp_path / "third.csv", "text,label,path\nhello,greeting,a/b\n")
     assert read(path).inputs == ["hello"]
@@ -530,7 +534,7 @@ def test_jsonl_of_texts_and_of_tokens(tmp_path):
     assert (table.inputs, table.labels, table.names) == (["a", "b"], ["10", "9"], ["9", "10"])
     rows = '{"tokens": ["New", "York", "!"], "ner_tags": ["I-LOC", "I-LOC", "O"], "id": "7"}\n'
     table = read(write(tmp_path / "words.jsonl", rows))
-    assert (table.modality, table.inputs) == ("token", [["New", "York", "!"]])
+    assert (table.modality.name, table.inputs) == ("token", [["New", "York", "!"]])
     assert (table.labels, table.names) == ([["B-LOC", "I-LOC", "O"]], ["LOC"])
 
 
@@ -692,7 +696,7 @@ EXPECTED = torch.from_numpy(PIXELS.transpose(0, 3, 1, 2).copy())
 )
 def test_pictures_in_memory_of_every_layout_and_type(inputs):
     table = from_arrays(inputs, np.array([3, 10, 3, -1]))
-    assert table.modality == "image"
+    assert table.modality.name == "image"
     assert table.inputs.dtype == torch.uint8
     assert torch.equal(table.inputs, EXPECTED)
     assert (table.labels, table.names) == (["3", "10", "3", "-1"], ["-1", "3", "10"])
@@ -786,9 +790,9 @@ def test_paths_are_pictures_and_other_strings_are_texts(tmp_path):
 
 def test_texts_and_sentences_in_memory():
     table = from_arrays(np.array(["b", "a"]), ["y", "x"])
-    assert (table.modality, table.inputs, table.names) == ("text", ["b", "a"], ["x", "y"])
+    assert (table.modality.name, table.inputs, table.names) == ("text", ["b", "a"], ["x", "y"])
     table = from_arrays([("New", "York"), ["!"]], [["I-LOC", "I-LOC"], ["O"]])
-    assert (table.modality, table.inputs) == ("token", [["New", "York"], ["!"]])
+    assert (table.modality.name, table.inputs) == ("token", [["New", "York"], ["!"]])
     assert (table.labels, table.names) == ([["B-LOC", "I-LOC"], ["O"]], ["LOC"])
     table = from_arrays([["New", "York"]], [[1, 2]], label_names=["O", "B-LOC", "I-LOC"])
     assert table.labels == [["B-LOC", "I-LOC"]]
@@ -875,7 +879,7 @@ def test_real_mnist_is_grey_in_three_channels():
 )
 def test_real_texts(name, count, first, classes):
     table = read(real(name), split="test")
-    assert (table.modality, len(table), len(table.names), table.names[0]) == ("text", count, classes, first)
+    assert (table.modality.name, len(table), len(table.names), table.names[0]) == ("text", count, classes, first)
     assert set(Counter(table.labels).values()) == {count // classes}
     assert all(isinstance(text, str) and text for text in table.inputs)
 
@@ -885,7 +889,7 @@ def test_real_texts(name, count, first, classes):
 )
 def test_real_entities_are_strict_iob2(name, types):
     table = read(real(name), split="test")
-    assert (table.modality, len(table), len(table.names)) == ("token", 1200, types)
+    assert (table.modality.name, len(table), len(table.names)) == ("token", 1200, types)
     for words, tags in zip(table.inputs, table.labels, strict=True):
         assert len(words) == len(tags)
         for before, tag in zip(["O", *tags], tags, strict=False):

@@ -85,7 +85,7 @@ def test_what_the_task_may_not_see_is_refused_through_every_door(modality, what,
         lambda: stream.labels(asked),
         lambda: stream.by_group(asked),
     ):
-        with pytest.raises(StreamRefused, match=rf"refuses example {example} \(1 of 2 asked for\).*licence"):
+        with pytest.raises(StreamRefused, match=rf"refuses example {example} \(1 of 2 requested\).*licence"):
             door()
 
 

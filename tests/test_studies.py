@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -22,8 +23,10 @@ from bace.config.schema import Config, StudyName
 from bace.core import checkpoint
 from bace.core.study import Skipped
 from bace.core.trainer import Trainer
+from bace.data.modalities.image import thumbnail
 from bace.errors import ConfigError, StreamRefused
-from bace.experiments.run import Result, assemble
+from bace.experiments.assemble import assemble
+from bace.experiments.run import Result
 from bace.methods import METHODS
 from bace.models.heads import CosineHead, LinearHead
 from bace.randomness import generator
@@ -114,7 +117,7 @@ def test_the_time_of_studies_is_not_counted_as_the_method_s(tiny, monkeypatch):
     config = config_from(tiny.settings("image", method="SEQ", studies=["tracking"]))
     trainer = Trainer(*assemble(config), config, studies=chosen(config))
     ticks = iter([(1000.0, 20.0), (1500.0, 90.0)])  # seconds and passes: before the studies, and after
-    monkeypatch.setattr("bace.core.trainer.spent", lambda: next(ticks))
+    monkeypatch.setattr(trainer, "spent", lambda: next(ticks))
     trainer.clock = (10.0, 5.0)
     monkeypatch.setattr(trainer, "studies", {})
     trainer.observe(trainer.stream[0], [100.0])
@@ -125,10 +128,15 @@ def test_the_time_of_studies_is_not_counted_as_the_method_s(tiny, monkeypatch):
 # -- settings
 
 
-def test_studies_are_named_one_after_the_other_on_the_command_line():
-    assert config_from({}, ["--studies", "probing", "tracking", "--seed", "3"]).studies == ["probing", "tracking"]
-    assert config_from({}, ["--seed", "3", "--studies", "gallery"]).studies == ["gallery"]
-    assert config_from({}, ["--studies=[probing,bias]"]).studies == ["probing", "bias"]
+def test_studies_are_named_one_after_the_other_on_the_command_line(capsys):
+    for words, expected in (
+        (["--studies", "probing", "tracking", "--seed", "3"], ["probing", "tracking"]),
+        (["--seed", "3", "--studies", "gallery"], ["gallery"]),
+        (["--studies=[probing,bias]"], ["probing", "bias"]),
+    ):
+        capsys.readouterr()
+        assert main(["run", *words, "--print_config"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["studies"] == expected
     assert config_from({"studies": ["tracking"]}).studies == ["tracking"]
     assert config_from({}).studies == []
 
@@ -136,8 +144,8 @@ def test_studies_are_named_one_after_the_other_on_the_command_line():
 def test_a_study_that_does_not_exist_is_refused_before_anything_is_loaded(capsys):
     assert main(["run", "--studies", "probing", "trakking"]) == 2
     message = capsys.readouterr().err
-    assert "studies is '[probing, trakking]'" in message
-    assert "'tracking'" in message
+    assert "--studies is 'trakking'" in message
+    assert "Did you mean 'tracking'?" in message
 
 
 def test_a_learner_refuses_studies(tiny):
@@ -351,7 +359,7 @@ def test_the_gallery_s_pictures_are_those_of_the_examples(tiny):
 
 
 def test_a_large_picture_becomes_a_small_one_of_its_shape():
-    picture = Image.open(io.BytesIO(base64.b64decode(gallery.thumbnail(torch.zeros(3, 256, 128, dtype=torch.uint8)))))
+    picture = Image.open(io.BytesIO(base64.b64decode(thumbnail(torch.zeros(3, 256, 128, dtype=torch.uint8)))))
     assert picture.size == (32, 64)
 
 

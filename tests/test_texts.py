@@ -128,7 +128,7 @@ def test_words_are_read_at_their_first_piece(tokenizer):
     assert ids_of(data, 1) == [CLS, word(4), PLURAL, word(5), PLURAL, SEP]
     assert positions_of(data, 1) == [1, 3]
     assert pieces == [range(0, 1), range(1, 2)]
-    assert data.modality == "token"
+    assert data.modality.name == "token"
 
 
 def test_a_word_that_the_tokenizer_drops_becomes_unknown(tokenizer):

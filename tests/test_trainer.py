@@ -27,8 +27,10 @@ from bace.core.position import Position
 from bace.core.stream import Stream, Task
 from bace.core.trainer import Trainer
 from bace.data.batch import NO_IDS, Batch
+from bace.data.modalities.image import IMAGE
 from bace.errors import StreamRefused, TrainingError
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
+from bace.models.encoder import PassCounter
 from bace.models.heads import CosineHead
 from bace.models.model import Model
 from bace.randomness import generator
@@ -39,7 +41,7 @@ from bace.randomness import generator
 class Points:
     """Points of the plane; a view moves a point by nothing."""
 
-    modality: Any = "image"
+    modality: Any = IMAGE
     row_start = positions = lengths = None
 
     def __init__(self, x: Tensor) -> None:
@@ -66,9 +68,13 @@ class Plane(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.turn, self.shift = nn.Parameter(torch.eye(2)), nn.Parameter(torch.zeros(2))
+        self.passes = PassCounter()
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         return (inputs["x"] @ self.turn.T + self.shift)[:, None]
+
+    def rows(self, hidden: Tensor, inputs: dict[str, Tensor], at: Tensor | None) -> Tensor:
+        return hidden[:, 0]
 
 
 # by class: training points, test points. Task 1 is east and north, task 2 west and south.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bace.learner import Learner
 
 _HOMES = {
-    "Batch": "bace.core.stream",
+    "Batch": "bace.data.batch",
     "Learner": "bace.learner",
     "Method": "bace.core.method",
     "Stage": "bace.core.method",
@@ -38,3 +38,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'bace' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -3,9 +3,13 @@ that anyone may have written is read with limits, and a path in it leads to nowh
 
 import json
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import IO, Any
+from types import NoneType
+from typing import IO, Any, get_args, get_origin, get_type_hints
 
 MOST_NESTED = 100  # JSON deeper than this has no meaning here, and would end in a RecursionError somewhere
 
@@ -29,6 +33,46 @@ def _is_flat(value: Any, most: int) -> bool:
     return parts is None or (most > 0 and all(_is_flat(part, most - 1) for part in parts))
 
 
+def typed(found: Any, kind: Any, name: str) -> Any:
+    """JSON as an annotation says it: a dataclass from an object, a tuple from a list. ValueError names what is not so.
+    Numbers are finite; where None may stand, it stands for the others too."""
+    origin, kinds = get_origin(kind), get_args(kind)
+    if NoneType in kinds:
+        infinite = isinstance(found, float) and not is_number(found)
+        return None if found is None or infinite else typed(found, kinds[0], name)
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(found, dict):
+        needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
+        if absent := [field for field in needed if field not in found]:
+            raise ValueError(f"'{absent[0]}' is missing")
+        hints = get_type_hints(kind)
+        return kind(**{field: typed(found[field], hint, field) for field, hint in hints.items() if field in found})
+    if origin is dict and isinstance(found, dict):
+        return {key: typed(value, kinds[1], key) for key, value in found.items()}
+    if origin in (tuple, Sequence) and isinstance(found, list):
+        each = kinds if origin is tuple and kinds[-1] is not ... else kinds[:1] * len(found)
+        if len(each) == len(found):
+            return tuple(typed(value, own, name) for value, own in zip(found, each, strict=True))
+    if kind is float and is_number(found):
+        return float(found)
+    if kind is Any or (type(found) is kind and kind is not float):
+        return found
+    words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+    wanted = words.get(kind, "a list" if origin in (tuple, Sequence) else "an object")
+    raise ValueError(f"'{name}' must be {wanted}, got {found!r:.100}")
+
+
+def is_number(found: Any) -> bool:
+    """Whether this is a finite number that a float can hold."""
+    return type(found) in (int, float) and abs(found) <= sys.float_info.max
+
+
+def check_format(found: dict[str, Any], newest: int) -> None:
+    """ValueError if a newer version wrote it. What has no number is of format 1."""
+    number = found.get("format", 1)
+    if type(number) is not int or not 1 <= number <= newest:
+        raise ValueError(f"'format' is {number!r:.20}, and this version of bace reads 1 to {newest}: update bace")
+
+
 def inside(folder: Path, name: str | Path) -> Path:
     """The path that a file in `folder` names; ValueError if it leads out of the folder."""
     if not Path(os.path.abspath(folder / name)).is_relative_to(os.path.abspath(folder)):
@@ -36,20 +80,27 @@ def inside(folder: Path, name: str | Path) -> Path:
     return folder / name
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write beside and rename into place: whoever reads finds the old file or the new one, also after a power loss."""
+@contextmanager
+def in_place(path: Path, ours: Sequence[str] = ()) -> Iterator[Path]:
+    """Give a place beside `path` to write a file or folder to, and rename it when it is whole and on the disk: whoever
+    reads finds the old one or the new one, also after a power loss. `ours`: the files of a folder, by glob patterns."""
     beside = path.with_name(f".{path.name}.unfinished")
-    beside.unlink(missing_ok=True)  # what a killed process left; of a link, the link
+    discard(beside, ours)  # what a killed process left
     try:
-        with open_own(beside, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield beside
+        for written in beside.iterdir() if beside.is_dir() else [beside]:
+            to_disk(written)
         beside.replace(path)
         to_disk(path.parent)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        discard(beside, ours)
         raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole, or not at all."""
+    with in_place(path) as beside, open_own(beside, "w") as file:
+        file.write(text)
 
 
 def open_own(path: Path, mode: str) -> IO[str]:
@@ -70,9 +121,12 @@ def to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def delete_folder(folder: Path, names: Iterable[str]) -> None:
-    """Delete these files of ours, and the folder if nothing else is in it."""
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
-    if not any(folder.iterdir()):
-        folder.rmdir()
+def discard(path: Path, ours: Sequence[str] = ()) -> None:
+    """Delete a file, or a link, never what it leads to; of a folder the files of these glob patterns, and the folder
+    itself if nothing else is in it."""
+    if path.is_symlink() or not path.is_dir():
+        return path.unlink(missing_ok=True)
+    for own in [own for pattern in ours for own in path.glob(pattern)]:
+        own.unlink()
+    if not any(path.iterdir()):
+        path.rmdir()

@@ -1,4 +1,4 @@
-"""Campaigns: many faults, deliberately made, and what comes of them (`make campaign`, docs/reliability.md).
+"""Campaigns inject many faults on purpose and record what happens (`make campaign`, docs/reliability.md).
 
     PYTHONPATH=tests python -m campaign [kills] [stops] [disk] [damage] [inputs] [--out DIR] [--cases N] [--report FILE]
 

@@ -1,4 +1,5 @@
-"""Every kind of byte of every file that we write, changed or cut: noticed or without effect, never another answer."""
+"""Every kind of byte in every file that we write is changed or cut. The damage must be detected or have no effect; it
+must never change an answer."""
 
 import random
 import shutil
@@ -85,7 +86,7 @@ def judged(work: Work, whole: Path, name: Path, content: bytes | None, judge: An
     shutil.copytree(whole, folder)
     (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
     outcome = judge(work, folder)
-    right = ("noticed and refused", "noticed, with the right answer", "noticed, with a warning", "without effect")
+    right = ("detected and refused", "detected, with the right answer", "detected, with a warning", "no effect")
     return {"outcome": outcome if outcome in right else "?", "fault": None if outcome in right else outcome}
 
 
@@ -97,13 +98,13 @@ def resumed(work: Work, folder: Path) -> str:
     ended = work.ask(run_or_resume(folder, ["run"]))
     noticed = "bace: warning" in ended.said
     if ended.code == 2 and "bace: error" in ended.said:
-        return "noticed and refused"
+        return "detected and refused"
     if ended.code:
         return f"exit code {ended.code}: {one_line(ended.said)}"
     straight, _ = work.straight("ER", "image", **STUDIES)
     if differing := differences(folder, straight):
-        return "noticed, with a warning" if noticed else f"differs in {', '.join(differing[:5])}"
-    return "noticed, with the right answer" if noticed else "without effect"
+        return "detected, with a warning" if noticed else f"differs in {', '.join(differing[:5])}"
+    return "detected, with the right answer" if noticed else "no effect"
 
 
 def opened(work: Work, folder: Path) -> str:
@@ -131,11 +132,11 @@ def compared(work: Work, folder: Path, whole: Path, ask: Callable[[Path], Any]) 
     if ended.answer is None:
         return f"exit code {ended.code}: {one_line(ended.said)}"
     if "refused" in ended.answer:
-        return "noticed and refused"
+        return "detected and refused"
     noticed = "arning" in ended.said
     if ended.answer["answer"] == EXPECTED[whole]:
-        return "noticed, with the right answer" if noticed else "without effect"
-    return "noticed, with a warning" if noticed else "another answer"
+        return "detected, with the right answer" if noticed else "no effect"
+    return "detected, with a warning" if noticed else "a different answer"
 
 
 def predictions(work: Work, folder: Path) -> Any:
@@ -157,9 +158,9 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
     outcomes = [record["outcome"] for record in records]
     counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
     return [
-        f"{len(records)} damages in {len(files)} files (of an unfinished run that is continued, a finished run that "
-        "predicts and is reported, a saved learner that is loaded): deleted, cut, lengthened, and bytes of each class "
-        "(length, header, quote, bracket, letter, digit, mark, space, number) flipped or exchanged for another of "
-        "their class.",
-        f"Outcomes: {'; '.join(f'{count} {outcome}' for outcome, count in counts.items())}.",
+        f"{len(records)} damages in {len(files)} files. The files belong to an unfinished run that is continued, a "
+        "finished run that predicts and is reported, and a saved learner that is loaded. A file is deleted, truncated "
+        "or lengthened, or a byte of each class (length, header, quote, bracket, letter, digit, mark, space, number) "
+        "is flipped or replaced by another byte of its class.",
+        f"Outcomes: {'; '.join(f'{outcome} ({count})' for outcome, count in counts.items())}.",
     ]

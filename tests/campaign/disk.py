@@ -1,5 +1,5 @@
-"""A disk that is full at any write, fails at any call, or may not be written; two processes in one folder. Each is said
-in a sentence, and when there is room again the run ends in the same bits."""
+"""A disk is full at some write, fails at some call or is read-only, or two processes use one folder. Each case must end
+with an error of one sentence. As soon as the disk works again, the run must end in the same bits."""
 
 import ctypes
 import errno
@@ -100,7 +100,7 @@ def full_disk(work: Work, options: str) -> dict[str, Any]:
     folder = work.place / "run"
     first = inner(work, run_or_resume(folder, words))
     if first.code == 0:
-        return judged("it fitted", folder, straight[0])
+        return judged("the disk was large enough", folder, straight[0])
     if fault := not_one_sentence(first):
         return {"outcome": "?", "fault": fault}
     remount(work.place, "size=64m,nr_inodes=1000")
@@ -108,7 +108,7 @@ def full_disk(work: Work, options: str) -> dict[str, Any]:
 
 
 def full_under_a_learner(work: Work, pages: int) -> dict[str, Any]:
-    """Saved twice: as soon as the first is there, what is loaded is always whole."""
+    """Save twice. Once the first save has succeeded, the loaded learner is always complete."""
     learned = learner(work)
     mount(work.place, f"size={pages * PAGE}")
     folder = work.place / "learner"
@@ -124,7 +124,7 @@ def full_under_a_learner(work: Work, pages: int) -> dict[str, Any]:
                 pass
             if saved and state_bits(bace.Learner.load(folder)) != expected:
                 return {"outcome": "?", "fault": "another learner was loaded"}
-        return {"outcome": f"saved {saved} of 2 times; the rest said in a sentence", "fault": None}
+        return {"outcome": f"saved {saved} of 2 times, otherwise a one-sentence error", "fault": None}
 
     ended = inner(work, save_twice)
     return ended.answer or {"outcome": "?", "fault": one_line(ended.said)}
@@ -163,7 +163,8 @@ def report(work: Work, pages: int) -> dict[str, Any]:
         page = work.place / "report.html"
         ended = inner(work, lambda: main(["report", str(straight), "--out", str(page)]))
         if ended.code == 0:
-            return {"outcome": "it fitted", "fault": None if "</html>" in page.read_text()[-99:] else "half a page"}
+            fault = None if "</html>" in page.read_text()[-99:] else "half a page"
+            return {"outcome": "the disk was large enough", "fault": fault}
         fault = not_one_sentence(ended) or ("half a page" if page.exists() else None)
         return {"outcome": "refused", "fault": fault}
 
@@ -221,14 +222,14 @@ def failing_call(work: Work, number: int, once: bool) -> dict[str, Any]:
 
     ended = work.ask(failing)
     if ended.code == 0:
-        return judged("it was not needed", folder, straight)
+        return judged("the run did not need the call", folder, straight)
     if fault := not_one_sentence(ended):
         return {"outcome": "?", "fault": fault}
     return continued(work.ask(run_or_resume(folder, words)), folder, straight)
 
 
 def count_calls(number: int, once: bool) -> None:
-    """From here on, of the calls that write, the one of this number fails, and if not `once`, all that create."""
+    """From now on, the writing call with this number fails; unless `once`, so do all later calls that create."""
     met = 0
 
     def watch(name: str) -> Callable[..., Any]:
@@ -254,7 +255,7 @@ def count_calls(number: int, once: bool) -> None:
 
 
 def together(work: Work, number: int) -> dict[str, Any]:
-    """A second process on the folder of the first, at once or later: one of them runs, the other is told."""
+    """A second process on the folder of the first, at once or later: one runs, the other stops with an error."""
     rng = random.Random(f"together {number}")
     straight, seconds = work.straight("ER", "image")
     words = work.settings("ER", "image")
@@ -266,7 +267,7 @@ def together(work: Work, number: int) -> dict[str, Any]:
     lost = [ended for ended in ends if ended.code]
     if len(lost) != 1 or (fault := not_one_sentence(lost[0])):
         return {"outcome": "?", "fault": fault if len(lost) == 1 else f"exit codes {[ended.code for ended in ends]}"}
-    return judged("one ran, the other was told", folder, straight)
+    return judged("one process ran, the other stopped with an error", folder, straight)
 
 
 # -- judging
@@ -281,7 +282,7 @@ def not_one_sentence(ended: Ended) -> str | None:
 def continued(ended: Ended, folder: Path, straight: Path) -> dict[str, Any]:
     if ended.code:
         return {"outcome": "?", "fault": f"not continued: {one_line(ended.said)}"}
-    return judged("said in a sentence, continued to the same bits", folder, straight)
+    return judged("stopped with a one-sentence error, then continued to the same bits", folder, straight)
 
 
 def judged(outcome: str, folder: Path, straight: Path) -> dict[str, Any]:
@@ -293,8 +294,8 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
     outcomes = [record["outcome"] for record in records]
     counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
     return [
-        f"{len(records)} cases: runs on a tmpfs of every size in pages and in files, a call to the operating system "
-        "(open, mkdir, rename, fsync, truncate, delete) that fails at every place, read-only file systems, a second "
-        "process in the folder.",
-        f"Outcomes: {'; '.join(f'{count} {outcome}' for outcome, count in counts.items())}.",
+        f"{len(records)} cases: runs on a tmpfs of every size in pages and in files, a system call (open, mkdir, "
+        "rename, fsync, truncate, delete) that fails at each place where it is called, read-only file systems, and "
+        "a second process in the folder.",
+        f"Outcomes: {'; '.join(f'{outcome} ({count})' for outcome, count in counts.items())}.",
     ]

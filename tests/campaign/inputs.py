@@ -1,5 +1,5 @@
-"""Malformed inputs: real files of every format, mutated; files made up; files that try to run code. Each is refused in
-one sentence or gives a right answer, within a stated memory."""
+"""Malformed inputs are mutated real files of every format, made-up files, and files that try to run code. Each must be
+refused in one sentence or give a right answer, within a stated memory limit."""
 
 import json
 import random
@@ -9,8 +9,8 @@ from typing import Any
 
 from bace.config.parse import config_from
 from bace.errors import BaceError
-from bace.experiments.run import assemble
-from bace.models.encoders import describe_backbone
+from bace.experiments.assemble import assemble
+from bace.models.loading import describe_backbone
 from campaign import folders, specimens
 from campaign.work import UNCAUGHT, Case, Work, cases_in_turn, one_line
 
@@ -97,9 +97,7 @@ def read_any(place: Path) -> Answer:
 
 
 def fits(table: Any) -> Answer:
-    labels = (
-        {tag[2:] for tags in table.labels for tag in tags if tag != "O"} if table.modality == "token" else table.labels
-    )
+    labels = set().union(*table.shown())
     unknown = set(labels) - set(table.names)
     return f"labels without a name: {unknown}" if unknown or len(table.inputs) != len(table.labels) else None
 
@@ -151,8 +149,8 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
     refused = sum(record["outcome"] == "refused" for record in records)
     most = max(records, key=lambda record: record["megabytes"])
     return [
-        f"{len(records)} inputs ({', '.join(f'{count} {kind}' for kind, count in counts.items())}): {refused} refused "
-        f"in a sentence, {len(records) - refused} answered.",
-        f"Peak memory beyond the imported library: at most {most['megabytes']:.0f} MB (`{most['case']}`); the stated "
-        f"limit is {MOST_MEGABYTES:,} MB.",
+        f"{len(records)} inputs ({', '.join(f'{count} {kind}' for kind, count in counts.items())}): {refused} "
+        f"were refused in one sentence, and {len(records) - refused} gave a right answer.",
+        f"Peak memory beyond the imported library was at most {most['megabytes']:.0f} MB (`{most['case']}`); the "
+        f"stated limit is {MOST_MEGABYTES:,} MB.",
     ]

@@ -1,4 +1,5 @@
-"""kill -9 at random moments: continued, a run must end in the same bits as one that was left alone."""
+"""A run that is killed with `kill -9` at random moments and then continued must end in the same bits as a run that was
+not interrupted."""
 
 import random
 import signal
@@ -14,7 +15,7 @@ TRIES = 20  # a kill that comes after the end does not count
 
 
 def cases(work: Work) -> Iterator[Case]:
-    """Every method and modality in turn, over and over; the moments are drawn from the number of the case."""
+    """Every method and modality in turn, again and again; the number of the case determines the moments."""
     order = pairs()
     random.Random("order").shuffle(order)
     number = 0
@@ -25,7 +26,7 @@ def cases(work: Work) -> Iterator[Case]:
 
 
 def killed(work: Work, method: str, modality: str, number: int) -> dict[str, Any]:
-    """Killed once, or up to three times, wherever the run is then; and left to finish."""
+    """Kill a run one to three times at random moments, then let it finish."""
     rng = random.Random(f"kill {number}")
     straight, seconds = work.straight(method, modality)
     words, kills = work.settings(method, modality), rng.choice((1, 1, 1, 2, 3))
@@ -53,14 +54,14 @@ def killed(work: Work, method: str, modality: str, number: int) -> dict[str, Any
 
 
 def place(folder: Path) -> str:
-    """Where a run was when it died."""
+    """What a run was doing when it was killed."""
     if not (folder / "run.json").exists():
-        return "before it began"
+        return "before the run began"
     if any((folder / "checkpoints").glob(".*.unfinished")):
-        return "inside the writing of a checkpoint"
+        return "while a checkpoint was written"
     if any(folder.glob(".*.unfinished")):
-        return "inside the writing of another file"
-    return "elsewhere"
+        return "while another file was written"
+    return "at other moments"
 
 
 def summary(records: list[dict[str, Any]]) -> list[str]:
@@ -71,6 +72,6 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
     return [
         f"{len(records)} runs were killed {len(places)} times ({len(methods)} of {len(pairs())} pairs of method and "
         f"modality); **{same} of {len(records)} ended in the same bits** (metrics, matrix, log, weights, memory, "
-        "optimiser) as the run that was left alone.",
-        f"The kills fell: {', '.join(f'{count} {place}' for place, count in counts.items())}.",
+        "optimiser) as the run that was not interrupted.",
+        f"Kills by moment: {', '.join(f'{count} {place}' for place, count in counts.items())}.",
     ]

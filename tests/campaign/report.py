@@ -1,4 +1,4 @@
-"""docs/reliability.md from the records of the campaigns."""
+"""Write docs/reliability.md from the records of the campaigns."""
 
 import json
 import platform
@@ -15,11 +15,11 @@ from bace.core import checkpoint
 INTRODUCTION = """\
 # Reliability
 
-What `make campaign` did when it was last run in full: faults made deliberately, one record each. It is bounded in time,
-goes on where it was stopped, and is no part of `make test`, which runs a handful of each (`tests/test_campaign.py`).
-The campaigns are `tests/campaign/`; what they found before is mended, and a test in `tests/test_campaign_findings.py`
-fails without the mend. The runs are tiny (two blocks of width 16, three tasks) but real: `bace run` in a process of its
-own, with one thread.
+`make campaign` injects faults on purpose and records the outcome of each. This page reports its last full run. The
+campaign is limited in time and continues where it was stopped. It is not part of `make test`, which runs a few cases of
+each kind (`tests/test_campaign.py`). The code is in `tests/campaign/`. Every fault that it found has been fixed, and
+`tests/test_campaign_findings.py` has a test for each fix. The runs are tiny (two blocks of width 16, three tasks) but
+real: `bace run` in its own process, with one thread.
 """
 
 
@@ -57,7 +57,7 @@ def machine() -> str:
 
 
 def checkpoint_cost(folder: Path) -> str:
-    """What writing a checkpoint takes, of the ten minutes between two of them by default."""
+    """The time to write a checkpoint, relative to the default interval of ten minutes."""
     numbers = {f"{kind}.{i}": torch.randn(5_500_000 // 100) for kind in ("weights", "momentum") for i in range(100)}
     times = []
     for _ in range(5):
@@ -66,6 +66,6 @@ def checkpoint_cost(folder: Path) -> str:
         times.append(time.monotonic() - began)
     median = sorted(times)[2]
     return (
-        f"A checkpoint of a ViT-Tiny with SGD's momentum (44 MB, with checksums and fsync) is written in {median:.2f} "
-        f"s (median of 5): {100 * median / 600:.3f} % of the ten minutes between two by default (bar: 1 %)."
+        f"Writing a checkpoint of a ViT-Tiny with SGD's momentum (44 MB, with checksums and fsync) takes {median:.2f} "
+        f"s (median of 5). That is {100 * median / 600:.3f} % of the default interval of ten minutes; our limit is 1 %."
     )

@@ -1,4 +1,5 @@
-"""SIGTERM at random moments: a checkpoint, a line that says how to continue, exit code 143, and the same bits."""
+"""A run that receives SIGTERM at a random moment must write a checkpoint, print how to continue and exit with code 143.
+The continued run must end in the same bits."""
 
 import random
 import signal
@@ -10,7 +11,7 @@ from campaign.work import Case, Work, differences, one_line, pairs, run_or_resum
 
 TITLE = "SIGTERM at random moments"
 TRIES = 20
-ONLY_BY_TASK = {"checkpoint.every": 0}  # nothing is saved inside a task but by the signal
+ONLY_BY_TASK = {"checkpoint.every": 0}  # inside a task only the signal saves
 
 
 def cases(work: Work) -> Iterator[Case]:
@@ -33,16 +34,16 @@ def stopped(work: Work, method: str, modality: str, number: int) -> dict[str, An
         time.sleep(rng.uniform(0, seconds))
         child.send(signal.SIGTERM)
         ended = child.wait()
-        if ended.code and not (folder / "metrics.json").exists():  # else it came when the run was over
+        if ended.code and not (folder / "metrics.json").exists():  # otherwise it came after the end of the run
             break
     else:
-        return {"place": "after the end", "fault": None}
+        return {"place": "after the run had ended", "fault": None}
     begun = (folder / "run.json").exists()
     said = f"--resume {folder}" in ended.said
     if ended.code == 143 and said:
-        place = "in the run: saved, said how to continue, 143"
+        place = "during the run, which saved a checkpoint, printed how to continue and exited with 143"
     elif ended.code == -signal.SIGTERM and not begun:
-        place = "before the run began: the process ended"  # 143 to a shell
+        place = "before the run began, and the process ended"  # 143 to a shell
     else:
         return {"place": "?", "fault": f"exit code {ended.code}: {one_line(ended.said)}"}
     ended = work.ask(run_or_resume(folder, words))
@@ -57,6 +58,7 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
     counts = {place: places.count(place) for place in sorted(set(places))}
     same = sum(not record["fault"] for record in records)
     return [
-        f"{len(records)} runs got the signal; **{same} of {len(records)} were continued and ended in the same bits**.",
-        f"It came: {'; '.join(f'{count} {place}' for place, count in counts.items())}.",
+        f"{len(records)} runs received the signal; **{same} of {len(records)} were continued and ended in the same "
+        "bits**.",
+        f"The signal came {'; '.join(f'{count} times {place}' for place, count in counts.items())}.",
     ]

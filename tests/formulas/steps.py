@@ -22,7 +22,7 @@ from bace.core.method import Method, Stage
 from bace.core.stream import Stream
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
 from bace.models.model import Model
 
 Array = NDArray[np.float64]
@@ -119,14 +119,16 @@ def next_stage(trainer: Trainer) -> None:
 
 
 def changed_in_stages(trainer: Trainer) -> dict[tuple[int, str], set[str]]:
-    """Learn all tasks; by (task, stage) the names of what the stage changed, `prepare` included."""
+    """Learn all tasks; by (task, stage) the names of what the stage changed or made, `prepare` included."""
     method, found, train = trainer.method, {}, trainer.train
 
     def noted(stage: Any, stages: int) -> None:
         before = weights(method)
         train(stage, stages)
         after = weights(method)
-        found[method.now.task, stage.name] = {name for name in after if not torch.equal(before[name], after[name])}
+        found[method.now.task, stage.name] = {
+            name for name, value in after.items() if name not in before or not torch.equal(before[name], value)
+        }
 
     trainer.train = noted  # type: ignore[method-assign]
     for task in trainer.stream:

@@ -1,5 +1,6 @@
-"""A-GEM's projection by hand and, on gradients of the real network computed apart from it, in numpy; the loss on memory
-by finite differences; what the reference is drawn from; and SEQ bit for bit where nothing conflicts."""
+"""A-GEM's projection is compared with hand-computed numbers and, on separately computed gradients of the real network,
+with numpy. The loss on memory is checked by finite differences. Tests check what the reference is drawn from. Where
+nothing conflicts it equals SEQ bit for bit."""
 
 from typing import Any
 

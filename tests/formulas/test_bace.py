@@ -1,5 +1,6 @@
-"""BaCE's terms against the formulas of docs/bace.md (2, 3, 11.2) in numpy, over neighbours found by brute force and by
-hand; its gradient against finite differences, its teacher (4) against the averages of weights, in double precision."""
+"""BaCE's terms are compared in double precision with the formulas of docs/bace.md (2, 3, 11.2) in numpy, over
+neighbours found by brute force and by hand. Its gradient is compared with finite differences, and its teacher (4) with
+averages of weights."""
 
 import copy
 import itertools
@@ -36,7 +37,7 @@ from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.bace import BaCE
-from bace.models.encoders import load_encoder
+from bace.models.loading import load_encoder
 from bace.models.model import Model
 
 

@@ -15,7 +15,7 @@ from bace.config.parse import config_from
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
 
 # -- equalities
 
@@ -219,7 +219,7 @@ def test_bias_correction_refuses_tokens_before_training(tiny: Any) -> None:
 @pytest.mark.parametrize("memory", [{"memory.size": 9}, {"memory.per_class": 1, "memory.size": 0}, {"memory.size": 0}])
 def test_bias_correction_refuses_a_memory_too_small_before_training(tiny: Any, memory: dict[str, int]) -> None:
     """Five classes in the end: 9 slots are one of each, and nothing is left to replay beside the one held out."""
-    with pytest.raises(ConfigError, match="too few, use at least 2"):
+    with pytest.raises(ConfigError, match="too few, use 2 or more"):
         assemble(config_from(tiny.settings("image", method={"name": "bace", "bias_correction": True}, **memory)))
     enough = {"name": "bace", "bias_correction": True}
     assemble(config_from(tiny.settings("image", method=enough, **{"memory.size": 10})))

@@ -1,5 +1,6 @@
-"""The losses of SEQ, MTL and ER against numpy, what each is shown by counting the examples of whole runs, where each
-starts and what it leaves alone by its weights, and their equalities (ER without replay is SEQ) bit for bit."""
+"""The losses of SEQ, MTL and ER are compared with numpy. The examples that each method sees are counted over whole
+runs, and its weights show where it starts and what it leaves unchanged. Equalities (ER without replay is SEQ) hold bit
+for bit."""
 
 from collections import Counter
 from typing import Any
@@ -24,7 +25,7 @@ import bace
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.methods.parts.replay import Replay
-from bace.models.encoders import load_encoder
+from bace.models.loading import load_encoder
 
 
 def trained_examples(tiny: Any, method: str | dict[str, Any], **changes: Any) -> tuple[dict[Any, list[list[int]]], Any]:

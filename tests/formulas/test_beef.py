@@ -1,5 +1,6 @@
-"""Expansion, energy and fusion losses against numpy, the sampler against finite differences, folding against the
-formula of the parts, what each stage may change bit for bit, and one task without energy equal to SEQ bit for bit."""
+"""The expansion, energy and fusion losses are compared with numpy, the sampler with finite differences, and folding
+with the formula of the parts. Tests check bit for bit which weights each stage may change. On one task without energy
+it equals SEQ bit for bit."""
 
 import dataclasses
 from collections import Counter

@@ -1,5 +1,6 @@
-"""The first stage against numpy and, with identity pairs, bit for bit against ER with distillation written apart; the
-second against 200 steps of numpy and its convexity; the balanced set by counting."""
+"""The first stage is compared with numpy and, with identity pairs, equals a separate implementation of ER with
+distillation bit for bit. The second stage is compared with 200 steps of numpy and checked by its convexity. The
+balanced set is counted."""
 
 import math
 from collections import Counter
@@ -31,7 +32,7 @@ from bace.core.stream import Task
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
 from bace.methods.er import ER
 from bace.methods.parts.bias_correction import correct_bias, fit_bias
 from bace.methods.parts.held_out import HoldOut
@@ -415,7 +416,7 @@ def test_the_last_sentence_that_shows_a_type_is_not_held_out(tiny: Any) -> None:
 
 
 def test_a_memory_of_nothing_is_refused_before_training(tiny: Any) -> None:
-    with pytest.raises(ConfigError, match="BiC fits its correction on stored examples and the memory is 0"):
+    with pytest.raises(ConfigError, match="BiC fits its correction on stored examples, but the memory is 0"):
         assemble(config_from(tiny.settings("image", method="bic", **{"memory.size": 0})))
 
 

@@ -1,5 +1,6 @@
-"""CLS-ER's targets and loss against numpy, its averages against closed forms (the plain mean while warming up) and a
-recursion in numpy through a growing head, its chances by counting, and lambda = 0 bit for bit against ER."""
+"""CLS-ER's targets and loss are compared with numpy. Its averages are compared with closed forms (the plain mean during
+warm-up) and with a recursion in numpy through a growing head. Update frequencies are counted. With lambda = 0 it equals
+ER bit for bit."""
 
 import itertools
 from typing import Any
@@ -232,7 +233,7 @@ def test_the_stable_network_predicts_and_the_others_are_scored_beside_it(tiny: A
     [
         ({"lambda_mse": -0.1}, "lambda_mse is -0.1"),
         ({"r_plastic": 0.5, "r_stable": 0.6}, r"r_stable \(0.6\) and r_plastic \(0.5\)"),
-        ({"r_plastic": 1.1}, "chances between 0 and 1"),
+        ({"r_plastic": 1.1}, "must lie between 0 and 1"),
         ({"a_stable": 1.5}, r"a_stable \(1.5\) must lie between 0 and 1"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Co2L's contrast and relations against loops over rows in numpy and by finite differences, its two views and its two
-stages by what the network is passed and by which weights move."""
+"""Co2L's contrast and relations are compared with loops over rows in numpy and with finite differences. Its two views
+and two stages are checked by the inputs of the network and by the weights that move."""
 
 from collections import Counter
 from typing import Any

@@ -1,5 +1,5 @@
-"""DDE's neighbours against a brute-force search, its joint prediction, momentum feature and removal against numpy and
-projections, its gradient against one written out by hand, and DDE without its parts against LUCIR, bit for bit."""
+"""DDE's neighbours are compared with a brute-force search, its joint prediction, momentum feature and removal with
+numpy and projections, and its gradient with one written out by hand. Without its parts it equals LUCIR bit for bit."""
 
 from pathlib import Path
 from typing import Any

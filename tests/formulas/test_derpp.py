@@ -1,5 +1,6 @@
-"""DER++'s two losses against numpy on images and sentences, what is stored and when against the reservoir's own note
-book, its special cases bit for bit against SEQ, ER and BaCE over whole runs, and resume of the teacher variant."""
+"""DER++'s two losses are compared with numpy on images and sentences. What is stored, and when, is compared with a
+separate record of the reservoir. Special cases equal SEQ, ER and BaCE bit for bit over whole runs. The teacher variant
+resumes exactly."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,6 @@
-"""EWC's Fisher information against closed forms of soft-max regression (head, bias and last LayerNorm of the real
-network), its penalty and gradient against the equation, the merge over tasks, and SEQ bit for bit without penalty."""
+"""EWC's Fisher information is compared with closed forms of soft-max regression (head, bias and last LayerNorm of the
+real network), and its penalty, gradient and merge over tasks with the equations. Without penalty it equals SEQ bit for
+bit."""
 
 import warnings
 from typing import Any
@@ -60,7 +61,7 @@ def closed_form(method: Any, batch: Batch, first: int = 0) -> dict[str, Array]:
     error = softmax(z) - np.eye(z.shape[1])[batch.targets.numpy() - first]
     error = np.concatenate([np.zeros((len(error), first)), error], 1)  # (rows, classes)
     pulled = error @ array(method.model.head.weight)  # (rows, width)
-    if method.stream.modality == "image":
+    if method.stream.modality.name == "image":
         norm, prefix = method.model.encoder.norm, "encoder.norm"
     else:
         norm, prefix = method.model.encoder.blocks[-1].output.LayerNorm, "encoder.blocks.1.output.LayerNorm"

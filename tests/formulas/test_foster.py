@@ -1,5 +1,5 @@
-"""Losses and class weights against numpy and hand-computed numbers, what each stage may change bit for bit, herding by
-brute force, and one task equal to SEQ bit for bit."""
+"""Losses and class weights are compared with numpy and hand-computed numbers, and herding with brute force. Tests check
+bit for bit which weights each stage may change. On one task it equals SEQ bit for bit."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""GD's three losses against the equations in numpy, its class weights against counts by hand, and what each stage may
-change against the weights between its stages; without distillation and last stage it is ER bit for bit."""
+"""GD's three losses are compared with the equations in numpy, and its class weights with counts by hand. Tests check
+which weights each stage may change. Without distillation and last stage it equals ER bit for bit."""
 
 import math
 from typing import Any

@@ -1,5 +1,6 @@
-"""GDumb's balance, its start from the checkpoint and its blindness to all but the memory over whole runs; CutMix and
-its loss by finding each pasted pixel again; the learning rate against torch's own scheduler."""
+"""Whole runs show that GDumb's memory is balanced, that training starts from the pre-trained checkpoint and that it
+reads only the memory. CutMix and its loss are checked by locating every pasted pixel. The learning rate is compared
+with torch's own scheduler."""
 
 from collections import Counter
 from typing import Any
@@ -14,7 +15,7 @@ from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.gdumb import cutmix, warm_restarts
-from bace.models.encoders import load_encoder
+from bace.models.loading import load_encoder
 from bace.randomness import generator
 
 
@@ -71,7 +72,7 @@ def test_which_examples_are_kept_is_drawn_at_random(tiny: Any) -> None:
 
 
 def test_a_memory_of_0_is_refused(tiny: Any) -> None:
-    with pytest.raises(ConfigError, match=r"memory alone, which is 0: set memory.size or memory.per_class"):
+    with pytest.raises(ConfigError, match=r"only from its memory, which is 0: set memory.size or memory.per_class"):
         make(tiny, "image", gdumb(), **{"memory.size": 0})
 
 

@@ -1,5 +1,6 @@
-"""HAL's look-ahead against a network moved by hand and finite differences, its anchors against a loop over single
-inputs, its ring and means against plain lists; with a weight of 0 it is ER with a ring buffer bit for bit."""
+"""HAL's look-ahead step is compared with a network that is moved by hand and with finite differences, its anchors with
+a loop over single inputs, and its ring and means with plain lists. With a weight of 0 it equals ER with a ring buffer
+bit for bit."""
 
 import copy
 from typing import Any
@@ -37,7 +38,7 @@ def hal(**changes: Any) -> dict[str, Any]:
 
 def anchors_of(method: Any) -> Batch:
     inputs = {"pixel_values": method.anchors}
-    if method.stream.modality == "text":
+    if method.stream.modality.name == "text":
         inputs = {"inputs_embeds": method.anchors, "attention_mask": method.anchor_masks}
     return Batch(inputs, method.anchor_targets, NO_IDS, NO_IDS)
 

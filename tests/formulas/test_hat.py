@@ -1,6 +1,6 @@
-"""HAT's gates, compensated gradients (finite differences), sparsity and scores against numpy; old tasks' weights and
-outputs bit for bit over runs with SGD and AdamW under momentum and weight decay; passes against an adapter network
-without gates whose weights are masked by hand."""
+"""HAT's gates, compensated gradients (finite differences), sparsity and scores are compared with numpy. The weights and
+outputs of old tasks stay the same bit for bit in runs with SGD and AdamW under momentum and weight decay. Passes are
+compared with an adapter network without gates whose weights are masked by hand."""
 
 import math
 from typing import Any
@@ -17,9 +17,9 @@ from bace.errors import ConfigError
 from bace.methods.hat import HAT
 from bace.methods.parts.step_mask import DeltaMask
 from bace.models.adapters import Adapter, add_adapters
-from bace.models.encoders import load_encoder
 from bace.models.gates import Gates, TaskNorm
 from bace.models.heads import LinearHead
+from bace.models.loading import load_encoder
 from bace.models.model import Model
 
 SMALL = {"name": "hat", "latent": 6, "gate_steps": 0}  # gates stay about half open in so few steps

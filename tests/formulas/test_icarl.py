@@ -1,5 +1,5 @@
-"""Loss, exemplars and class means against numpy written from the authors' formulas, in double precision; the decision
-also by the invariances of a nearest mean."""
+"""Loss, exemplars and class means are compared in double precision with numpy code written from the authors' formulas.
+The decision is also checked by the invariances of a nearest mean."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from bace.config.parse import config_from
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
 from bace.models.model import Output
 
 
@@ -238,5 +238,5 @@ def test_a_class_without_exemplars_is_never_predicted(tiny: Any) -> None:
 def test_a_memory_of_nothing_and_tokens_are_refused_with_the_reason(tiny: Any) -> None:
     with pytest.raises(ConfigError, match="classifies by stored exemplars"):
         assemble(config_from(tiny.settings("image", method="icarl", **{"memory.size": 0})))
-    with pytest.raises(ConfigError, match=r"not defined for token data \(a mean of all words"):
+    with pytest.raises(ConfigError, match=r"not defined for token data \(refused: the mean of all words"):
         assemble(config_from(tiny.settings("token", method="icarl")))

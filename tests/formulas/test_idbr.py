@@ -1,5 +1,6 @@
-"""IDBR's loss in ordinary steps and in rounds of replay against numpy, halves of texts against plain Python on lists of
-tokens, rounds against the memory's contents, texts nearest to centres against scikit-learn, resume between rounds."""
+"""IDBR's loss in ordinary steps and in rounds of replay is compared with numpy, halves of texts with plain Python on
+lists of tokens, rounds with the memory's contents, and the texts nearest to cluster centres with scikit-learn. It
+resumes exactly between rounds."""
 
 import dataclasses
 from pathlib import Path
@@ -439,5 +440,5 @@ def test_values_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_other_data_than_texts_are_refused(tiny: Any) -> None:
-    with pytest.raises(ConfigError, match=r"IDBR is not defined for token data.*told from whole texts"):
+    with pytest.raises(ConfigError, match=r"IDBR is not defined for token data.*need whole texts"):
         make(tiny, "token", idbr())

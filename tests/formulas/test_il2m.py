@@ -1,4 +1,5 @@
-"""Training against ER bit for bit, statistics against one pass at a time over the data, the rescaled scores by hand."""
+"""Training equals ER bit for bit. The statistics are compared with separate passes over the data, and the rescaled
+scores with hand-computed numbers."""
 
 import warnings
 from typing import Any
@@ -14,7 +15,7 @@ from bace.config.parse import config_from
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.experiments.run import assemble
+from bace.experiments.assemble import assemble
 from bace.methods.il2m import IL2M
 from bace.models.model import Output
 
@@ -197,5 +198,5 @@ def test_the_use_of_probabilities_in_place_of_logits_is_said(tiny: Any) -> None:
 
 
 def test_tokens_are_refused_with_the_reason(tiny: Any) -> None:
-    with pytest.raises(ConfigError, match=r"not defined for token data \(mean scores of a class"):
+    with pytest.raises(ConfigError, match=r"not defined for token data \(refused: mean scores of a class"):
         assemble(config_from(tiny.settings("token", method="il2m")))

@@ -1,5 +1,5 @@
-"""L2P's choice of prompts by brute force, its prompted pass composed block by block on ViT and BERT, its loss in numpy,
-and what may and may not get a gradient."""
+"""L2P's selection of prompts is compared with brute force, its prompted pass with a block-by-block composition on ViT
+and BERT, and its loss with numpy. Tests check what may and may not get a gradient."""
 
 import itertools
 from typing import Any

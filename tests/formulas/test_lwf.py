@@ -1,5 +1,6 @@
-"""LwF's loss on every modality against the equation in numpy, its gradient against closed forms (zero at the start of a
-task, zero for new logits, centred logits at high temperature), and SEQ bit for bit without distillation."""
+"""LwF's loss on every modality is compared with the equation in numpy, and its gradient with closed forms (zero at the
+start of a task, zero for new logits, centred logits at high temperature). Without distillation it equals SEQ bit for
+bit."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""MBPA's adapted heads against Adam and both heads' gradients in numpy, its adapted networks against a loop over a copy
-of the network, neighbours against brute force, SEQ's training and (0 steps) prediction bit for bit, and predictions
-that leave no trace, need no data and do not depend on each other."""
+"""MBPA's adapted heads are compared with Adam and the gradients of both heads in numpy, its adapted networks with a
+loop over a copy of the network, and its neighbours with brute force. Training, and prediction with 0 steps, equal SEQ
+bit for bit. Predictions leave no trace, need no data and do not depend on each other."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.mbpa import MBPA
-from bace.models.encoders import load_encoder
+from bace.models.loading import load_encoder
 
 FAST = {"name": "mbpa", "K": 3, "steps": 4, "lr_local": 0.02}
 

@@ -14,19 +14,15 @@ from sklearn.metrics import confusion_matrix as sklearn_confusion
 import bace
 from bace.core.evaluation import predict
 from bace.core.metrics import (
-    accuracy,
     average_accuracy,
     average_incremental_accuracy,
-    confusion_matrix,
-    entity_scores,
     forgetting,
     forward_transfer,
     last_average_accuracy,
     new_task_accuracy,
-    per_class_accuracy,
     summary,
 )
-from bace.data.modalities.token import entities
+from bace.data.scores import accuracy, confusion_matrix, entities, entity_scores, per_class_accuracy
 from bace.errors import ConfigError, DataError
 
 STRICT = {"mode": "strict", "scheme": IOB2}  # seqeval's

@@ -1,5 +1,6 @@
-"""OWM's projectors against the recursion and the closed-form inverse in numpy, its updates against the inputs they must
-leave alone (for any optimiser), and its limit of no projection against plain fine-tuning, bit for bit."""
+"""OWM's projectors are compared with the recursion and the closed-form inverse in numpy, and its updates with the
+inputs that they must not affect (for any optimiser). In the limit of no projection it equals plain fine-tuning bit for
+bit."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -14,7 +15,8 @@ from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods import owm
-from bace.methods.owm import OWM, mean_inputs, without
+from bace.methods.owm import OWM, mean_inputs
+from bace.methods.parts.ridge import without
 from bace.methods.seq import SEQ
 from bace.models.adapters import Adapter
 from bace.models.model import Model

@@ -1,5 +1,5 @@
-"""PASS's three terms, rotations, prototypes and radius against numpy on the network's own features; on one task it is
-fine-tuning on four labels a class, bit for bit."""
+"""PASS's three terms, rotations, prototypes and radius are compared with numpy on the network's own features. On one
+task it equals fine-tuning with four labels per class, bit for bit."""
 
 from typing import Any
 

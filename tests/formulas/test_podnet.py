@@ -1,5 +1,6 @@
-"""PODNet's head, classification loss and pooled distances against numbers by hand and numpy, its clusters against
-scikit-learn, the factors in the loss of a step against numpy, and its second stage by what it changes and what not."""
+"""PODNet's head, classification loss and pooled distances are compared with hand-computed numbers and numpy, its
+clusters with scikit-learn, and the factors in the loss of a step with numpy. Tests check which weights the second stage
+changes."""
 
 import math
 from typing import Any
@@ -28,8 +29,9 @@ from bace.core.trainer import Trainer
 from bace.errors import ConfigError
 from bace.methods.parts.losses import nca, pooled_distance
 from bace.methods.podnet import PODNet
-from bace.models.encoders import ImageEncoder, load_encoder
 from bace.models.heads import CosineHead, ProxyHead, kmeans
+from bace.models.image_encoder import ImageEncoder
+from bace.models.loading import load_encoder
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -451,7 +453,7 @@ def test_a_linear_head_is_exchanged_too(tiny: Any) -> None:
 
 
 def test_tokens_are_refused(tiny: Any) -> None:
-    with pytest.raises(ConfigError, match="old entities"):
+    with pytest.raises(ConfigError, match="old and to new entities"):
         bace.run(tiny.settings("token", method="podnet"))
 
 

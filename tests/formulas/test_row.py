@@ -1,5 +1,5 @@
-"""ROW's two heads, their pool and their training against numpy; scores against scipy's distances; and which weights
-each stage changes, bit for bit."""
+"""ROW's two heads, their pool and their training are compared with numpy, and its scores with scipy's distances. Tests
+check bit for bit which weights each stage changes."""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
-"""SLDA's statistics against the one-at-a-time recursion, the authors' whole procedure and pooled covariances in numpy,
-its decisions against scikit-learn's LDA and the two-class closed form, its shrinkage against scikit-learn's OAS."""
+"""SLDA's statistics are compared with the one-at-a-time recursion, the authors' whole procedure and pooled covariances
+in numpy, its decisions with scikit-learn's LDA and the two-class closed form, and its shrinkage with scikit-learn's
+OAS."""
 
 from typing import Any, Literal
 

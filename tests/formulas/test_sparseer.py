@@ -1,5 +1,6 @@
-"""Sparse-ER's steps against a count kept by hand over whole runs (when memory is replayed, how much of it, how
-uniformly), its loss against numpy, rate 0 against SEQ bit for bit, and resume between two rare steps."""
+"""Sparse-ER's steps are compared with a separate count over whole runs (when memory is replayed, how much of it, how
+uniformly), and its loss with numpy. With rate 0 it equals SEQ bit for bit. It resumes exactly between two rare
+steps."""
 
 from pathlib import Path
 from typing import Any

@@ -1,34 +1,30 @@
-"""bace check"""
+"""Check which public sets are here and complete, or what a backbone is."""
 
-import json
 from pathlib import Path
 
-from bace.cli.console import in_words, print_rows
-from bace.cli.options import refuse, split_options
-from bace.errors import ConfigError, nearest
+from bace.cli.console import in_words, print_json, print_rows
+from bace.errors import ConfigError
 
 
-def command(words: list[str]) -> None:
-    options, rest = split_options(words, {"--json": 0, "--path": 1})
-    refuse([word for word in rest if word.startswith("-")], ["--json", "--path"])
-    kinds = {"data": check_data, "backbone": check_backbone}
-    if not rest or rest[0] not in kinds or len(rest) > 2:
-        wrong = f" not '{' '.join(rest)}'.{nearest(rest[0], kinds)}" if rest else ""
-        raise ConfigError(f"bace check takes `data [NAME]` or `backbone NAME`{',' if rest else '.'}{wrong}")
-    kinds[rest[0]](rest[1] if len(rest) > 1 else None, options)
+def check_data(name: str | None = None, *, path: Path | None = None, json: bool = False) -> None:
+    """Say for each public set whether it is here and complete, and if not how to get it.
 
-
-def check_data(name: str | None, options: dict[str, list[str]]) -> None:
+    Args:
+        name: a set or a benchmark; if it is given, a set that is missing or has other numbers than published is an
+            error (exit status 2).
+        path: a folder that holds a folder for each set; the one that the environment variable BACE_DATA names is
+            searched as well.
+        json: the same for programs.
+    """
     from bace.data.check import check, complain, sets_of
 
-    root = options.get("--path", [None])[0]
-    if root and not Path(root).is_dir():
-        raise ConfigError(f"--path '{root}' is no folder: give the one that holds a folder for each set")
-    findings = [check(corpus, modality, root) for corpus, modality in sets_of(name)]
+    if path and not path.is_dir():
+        raise ConfigError(f"--path '{path}' is no folder: give the one that holds a folder for each set")
+    findings = [check(corpus, modality, str(path) if path else None) for corpus, modality in sets_of(name)]
     header = ["set", "status", "classes", "train", "test", "where, or how to get it"]
     rows = [[found.corpus.folder, found.status, *found.numbers(), found.remark] for found in findings]
-    if "--json" in options:
-        print(json.dumps([dict(zip(("name", *header[1:5], "remark"), row, strict=True)) for row in rows], indent=2))
+    if json:
+        print_json([dict(zip(("name", *header[1:5], "remark"), row, strict=True)) for row in rows])
     elif rows:
         print_rows(header, rows)
     else:
@@ -37,13 +33,20 @@ def check_data(name: str | None, options: dict[str, list[str]]) -> None:
         complain(findings, name)
 
 
-def check_backbone(name: str | None, options: dict[str, list[str]]) -> None:
-    if name is None or "--path" in options:
-        raise ConfigError("bace check backbone takes one name of `bace list backbones`, a folder, a file or a hub id")
-    from bace.models.encoders import describe_backbone
+def check_backbone(name: str, *, json: bool = False) -> None:
+    """Load a backbone and say its width, parameters, input and licence.
+
+    Args:
+        name: one of `bace list backbones`, a folder, a weights file or a hub id.
+        json: the same for programs.
+    """
+    from bace.models.loading import describe_backbone
 
     about = describe_backbone(name)
-    if "--json" in options:
-        print(json.dumps(about, indent=2))
+    if json:
+        print_json(about)
     else:
         print_rows(["backbone", name], [[key, in_words(value)] for key, value in about.items()])
+
+
+COMMANDS = {"data": check_data, "backbone": check_backbone}

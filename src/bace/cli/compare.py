@@ -1,45 +1,80 @@
 """bace compare"""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bace.cli.options import import_typed, int_option, settings_file, split_options
+from bace.cli.console import check_seeds
 from bace.cli.report import show_report
+from bace.config.parser import Parser
 from bace.errors import ConfigError
 
 
-def command(words: list[str]) -> None:
-    known = {"--out": 1, "--config": 1, "--trust": 0, "--seeds": 1, "--seed": 1, "--method": -1}
-    options, flags = split_options(words, known)
-    from bace.config.parse import config_from, flag_values, flatten, method_label
-    from bace.experiments.compare import folder_name, run_or_continue
+def command(
+    *,
+    method: list[str] | None = None,
+    seeds: int = 1,
+    out: Path = Path("comparison"),
+    config: Path | None = None,
+    trust: bool = False,
+    **settings: Any,
+) -> None:
+    """Run several methods with several seeds: one table and page.
 
-    given = flatten(settings_file(options))
-    benchmark = {**given, **flag_values(flags)}.get("benchmark.name", "digits")
-    seeds = int_option(options, "--seeds", 1, least=1)
-    first = int_option(options, "--seed", given.get("seed", 0))
-    out = Path(options.get("--out", ["comparison"])[0])
-    if "--method" in options:
-        asked = methods_asked(options["--method"], benchmark)
+    The page is OUT/report.html. The same command continues where it was stopped: finished runs are not run again, one
+    that was cut off is resumed. All settings of `bace run --help` are taken and hold for every method, but
+    hyper-parameters belong in brackets: bace compare --benchmark digits --method ER BaCE "BaCE(alpha=0)" --seeds 3
+    --train.epochs 3. The first seed is --seed.
+
+    Args:
+        method: names of `bace list methods`, with hyper-parameters if wanted ("BaCE(alpha=0.5, K=3)"); `all` is every
+            method that takes the data, in the order of their results. Not needed if the file names a method.
+        seeds: how many seeds.
+        out: the folder that keeps the runs.
+        config: a YAML file of settings; those of the command line win.
+        trust: a method of your own that the file names may be imported, which runs its code.
+    """
+    from bace.cli.settings import from_file, import_typed
+    from bace.config.parse import DEFAULT_NAMES, config_from, flatten, method_label
+    from bace.experiments.compare import folder_name, run_or_continue
+    from bace.models.frozen_prefix import PrefixCaches
+
+    check_seeds(seeds)
+    file = from_file(config, trust=trust)
+    given = {key: value for key, value in file.items() if not key.startswith("method.")} | flatten(settings)
+    benchmark = given.get("benchmark.name", DEFAULT_NAMES["benchmark.name"])
+    if method:
+        asked = methods_asked(method, benchmark)
         for name, _ in asked:
             import_typed(name)
-    elif own := {key[7:]: value for key, value in given.items() if key.startswith("method.")}:
-        asked = [(str(own.pop("name", "bace")), own)]
+    elif own := {key[7:]: value for key, value in file.items() if key.startswith("method.")}:
+        asked = [(str(own.pop("name", DEFAULT_NAMES["method.name"])), own)]
     else:
         raise ConfigError("bace compare needs --method: names, or `all` for every method that takes these data")
-    given = {key: value for key, value in given.items() if not key.startswith("method.")}
+    first = config_from({**given, "method": asked[0][0]}).seed
     configs = [  # every configuration is checked before the first run starts
-        config_from({**given, "method": {"name": name, **changes}, "seed": seed}, flags)
+        config_from({**given, "method": {"name": name, **changes}, "seed": seed})
         for seed in range(first, first + seeds)
         for name, changes in asked
     ]
     print(f"{len(asked)} methods x {seeds} seeds on {benchmark}: {out}", file=sys.stderr)
-    folders = []
-    for config in configs:
-        label = method_label(config.method)
-        folders.append(run_or_continue(out / f"{folder_name(label)}-seed{config.seed}", label, config))
-    show_report(folders, out / "report.html", ranked="all" in options.get("--method", []))
+    folders, caches = [], PrefixCaches()
+    for chosen in configs:
+        label = method_label(chosen.method)
+        folders.append(run_or_continue(out / f"{folder_name(label)}-seed{chosen.seed}", label, chosen, caches))
+    show_report(folders, out / "report.html", ranked=method == ["all"])
+
+
+def prepare(parser: Parser, words: Sequence[str]) -> None:
+    """Add the settings, but to the help, which refers to that of `run`."""
+    parser.usage = "bace compare --method NAME [NAME ...] [--seeds N] [options] [settings]"
+    if not {"-h", "--help"} & set(words):
+        from bace.config.parse import add_settings
+
+        if typed := next((word for word in words if word.startswith("--method.")), None):
+            raise ConfigError(f"'{typed}' belongs in brackets behind its method: --method \"BaCE(alpha=2)\"")
+        add_settings(parser)
 
 
 def methods_asked(words: list[str], benchmark: object) -> list[tuple[str, dict[str, Any]]]:

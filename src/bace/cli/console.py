@@ -1,10 +1,16 @@
-"""What is printed: tables, lines, errors."""
+"""What commands share: what is printed, and how many seeds there are."""
 
+import json
 import sys
 import tempfile
 import traceback
 
-from bace.errors import printable
+from bace.errors import ConfigError, printable
+
+
+def check_seeds(seeds: int) -> None:
+    if seeds < 1:
+        raise ConfigError(f"--seeds is '{seeds}': it must be at least 1")
 
 
 def one_line(error: Exception) -> str:
@@ -35,6 +41,10 @@ def print_rows(header: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(printable(value)) for value in row))  # Text, because a str would be read as markup
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))
 
 
 def in_line(value: object) -> str:

@@ -1,11 +1,14 @@
 """bace demo"""
 
+from pathlib import Path
+
 from bace.cli import compare
-from bace.cli.options import refuse, split_options
 
 
-def command(words: list[str]) -> None:
-    options, flags = split_options(words, {"--out": 1})
-    refuse(flags, ["--out"])
-    out = options.get("--out", ["demo"])[0]
-    compare.command(["--benchmark", "digits", "--method", "SEQ", "ER", "BaCE", "MTL", "--seeds", "3", "--out", out])
+def command(*, out: Path = Path("demo")) -> None:
+    """Compare SEQ, ER, BaCE and MTL on the embedded digits with 3 seeds: a table and a page.
+
+    Args:
+        out: the folder that keeps the runs and the page, report.html; what is finished there is not run again.
+    """
+    compare.command(method=["SEQ", "ER", "BaCE", "MTL"], seeds=3, out=out, benchmark="digits")

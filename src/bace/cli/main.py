@@ -1,40 +1,21 @@
-"""The command line: bace demo | run | compare | report | paper | list | check | predict."""
+"""The command line. A command is a file beside this one: annotations and docstring of its function `command`, or of its
+several `COMMANDS`, are its options and its help. Only the command that is asked for imports what it needs."""
 
 import importlib
-import importlib.metadata
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
+
+from jsonargparse import set_parsing_settings
 
 from bace.cli.console import kept_traceback, one_line
-from bace.cli.options import HELP
-from bace.config.explain import PAGES
-from bace.errors import BaceError, ConfigError, Stopped, nearest, printable
+from bace.config.parser import Parser
+from bace.errors import BaceError, Stopped, printable
 
-USAGE = """\
-bace - class-incremental learning with pre-trained transformers
-
-  bace demo [--out DIR]                 four methods on the embedded digits, 3 seeds: a table and a page
-  bace run --method M [settings]        one run; --out DIR keeps it, --resume DIR continues it
-  bace compare --method M M ... [--seeds N] [settings]
-                                        several methods and seeds, one table and page; continues where it stopped
-  bace report DIR... [--out FILE]       the table and page of finished runs
-  bace paper list|run|show|claims       the paper's tables, figures and claims, with your numbers beside the printed
-  bace list methods|benchmarks|backbones [--json]
-  bace check data [NAME] [--path DIR] [--json]
-                                        which public sets are here and complete, and how to get the others
-  bace check backbone NAME [--json]     load a backbone; its width, parameters, input and licence
-  bace predict RUN FILES... [--json]    classes of pictures, or of the lines of text files; entities of the lines
-
-  bace --version
-
-Settings: --benchmark NAME --method NAME --backbone NAME --memory N --seed N, --studies probing tracking gallery bias,
-and all others by their full name (--method.alpha 2, --train.lr 0.01); --config FILE.yaml reads them from a file,
---print_config shows them all, `bace run --method M --help` explains them. M may be your own class:
---method mypackage.MyMethod. `bace COMMAND --help` explains the other commands.
-"""
-
-COMMANDS = ("demo", "run", "compare", "report", "paper", "list", "check", "predict")
+NAMES = ("demo", "run", "compare", "report", "paper", "list", "check", "predict")
+ABOUT = "Class-incremental learning with pre-trained transformers."
+MORE = "`bace run --method NAME --help` explains all settings, with the defaults of that method."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,18 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def answer(words: list[str]) -> int:
     """Run the command; the exit status is 2 for what the user can put right."""
     if words[:1] == ["help"]:
-        words = [*words[1:2], "--help"]
+        words = [*words[1:], "--help"]
     try:
-        if not words or words[0] in HELP:
-            print(USAGE, end="")
-        elif HELP.keys() & set(words) and words[0] in PAGES:
-            print(PAGES[words[0]], end="")
-        elif words[0] == "--version":
-            print(importlib.metadata.version("bace-cil"))
-        elif words[0] not in COMMANDS:
-            raise ConfigError(f"there is no command '{words[0]}'.{nearest(words[0], COMMANDS)}")
-        else:  # what a command needs is imported for it alone: `bace list` does not wait for torch
-            importlib.import_module(f"bace.cli.{words[0]}").command(words[1:])
+        obey(words or ["--help"])
+    except SystemExit as end:  # a page was printed
+        return int(end.code or 0)
     except Stopped as stopped:
         print(f"bace: {printable(str(stopped))}", file=sys.stderr)
         return 128 + stopped.signal
@@ -76,5 +50,32 @@ def answer(words: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def obey(words: list[str]) -> None:
+    # what was not typed is not in the namespace: the function's own defaults hold
+    parsed = make_parser(words).parse_args(words, defaults=False)
+    module, given = importlib.import_module(f"bace.cli.{parsed.command}"), parsed[parsed.command]
+    if hasattr(module, "COMMANDS"):
+        module.COMMANDS[given.command](**given[given.command].as_dict())
+    else:
+        module.command(**given.as_dict())
+
+
+def make_parser(words: Sequence[str]) -> Parser:
+    """The commands, of which the first word's (all, if a script of completions is asked for) is ready to parse."""
+    set_parsing_settings(add_print_completion_argument=True)
+    parser = Parser(prog="bace", description=ABOUT, epilog=MORE)
+    parser.add_argument("--version", action="version", version=version("bace-cil"), help="print the version")
+    modules = {name: importlib.import_module(f"bace.cli.{name}") for name in NAMES}
+    parser.add_commands({name: getattr(module, "command", module) for name, module in modules.items()})
+    for name in NAMES if words[0] == "--print_completion" else {words[0]} & modules.keys():
+        module, command = modules[name], parser.commands[name]
+        if hasattr(module, "COMMANDS"):
+            command.description = module.__doc__
+            command.add_commands(module.COMMANDS)
+            for inner, function in module.COMMANDS.items():
+                command.commands[inner].add_function(function)
+        else:
+            command.add_function(module.command)
+        if hasattr(module, "prepare"):
+            module.prepare(command, words[1:])
+    return parser

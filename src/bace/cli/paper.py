@@ -1,38 +1,16 @@
-"""bace paper list | run | show | claims."""
+"""Run and show the paper's tables, figures and claims, with your numbers beside the printed ones."""
 
 import os
 import sys
 from pathlib import Path
 
-from bace.cli.console import print_rows
-from bace.cli.options import int_option, refuse, split_options
-from bace.errors import BaceError, ConfigError, nearest
-from bace.paper.tables import ENTRIES, SCALES, Cell, Entry, Scale, find_entry
-
-USAGE = """\
-bace paper list                                       every table and figure
-bace paper run ID [--scale desk|full] [--seeds N] [--out DIR] [--print_config] [--dry_run]
-                                                      continues where it stopped; skips what is finished
-bace paper show ID [--scale desk|full] [--out DIR] [--csv FILE] [--latex FILE]
-                                                      ours, published, difference
-bace paper claims [--scale desk|full] [--out DIR] [--markdown]
-                                                      what the finished runs say about each of the paper's claims
-"""
-PLACE = {"--scale": 1, "--out": 1}
+from bace.cli.console import check_seeds, print_rows
+from bace.errors import BaceError, ConfigError
+from bace.paper.tables import ENTRIES, Cell, Entry, Scale, find_entry
 
 
-def command(words: list[str]) -> None:
-    commands = {"list": list_entries, "run": run_entry, "show": show_entry, "claims": show_claims}
-    if not words or {"-h", "--help"} & set(words):
-        print(USAGE, end="")
-    elif words[0] not in commands:
-        raise ConfigError(f"there is no command 'paper {words[0]}'.{nearest(words[0], commands)}")
-    else:
-        commands[words[0]](words[1:])
-
-
-def list_entries(words: list[str]) -> None:
-    refuse(words, [])
+def list_entries() -> None:
+    """List every table and figure."""
     rows = [
         [entry.id, entry.place, entry.title, str(len(entry.cells())), ", ".join(missing_sets(entry, "full")) or "-"]
         for entry in ENTRIES.values()
@@ -50,40 +28,61 @@ def missing_sets(entry: Entry, scale: Scale) -> list[str]:
     return [corpus.folder for corpus in sets if find_folder(corpus, os.environ.get("BACE_DATA")) is None]
 
 
-def run_entry(words: list[str]) -> None:
-    from bace.experiments.compare import run_or_continue
-    from bace.paper.results import for_page
-    from bace.report import load_runs, write_page
+def run_entry(
+    id: str,
+    *,
+    scale: Scale = "desk",
+    seeds: int = 1,
+    out: Path = Path("paper"),
+    print_config: bool = False,
+    dry_run: bool = False,
+) -> None:
+    """Run a table or figure; continue where it stopped and skip what is finished.
 
-    options, rest = split_options(words, {**PLACE, "--seeds": 1, "--print_config": 0, "--dry_run": 0})
-    entry, scale, out = asked(rest, options)
-    seeds = int_option(options, "--seeds", 1, least=1)
+    Args:
+        id: one ID of `bace paper list`.
+        scale: the paper's own (`full`), or smaller (`desk`).
+        seeds: how many seeds.
+        out: the folder that keeps the runs.
+        print_config: print the settings of the runs and run nothing.
+        dry_run: print what it would take and run nothing.
+    """
+    from bace.experiments.compare import run_or_continue
+    from bace.experiments.run_folder import is_finished, load_runs
+    from bace.models.frozen_prefix import PrefixCaches
+    from bace.paper.results import for_page
+    from bace.report import write_page
+
+    check_seeds(seeds)
+    entry = find_entry(id)
     cells = entry.cells()
-    if "--print_config" in options:
+    if print_config:
         print_configs(cells, scale)
         return
-    if scale == "full" or "--dry_run" in options:
+    if scale == "full" or dry_run:
         print_estimate(entry, scale, seeds, out)
-    if "--dry_run" in options:
+    if dry_run:
         if absent := missing_sets(entry, scale):
             print(f"not here: {', '.join(absent)} (bace check data says how to get them)")
         return
+    caches = PrefixCaches()
     refused: dict[str, str] = {}  # by reason: the first cell that cannot be run for it
     for number, (seed, cell) in enumerate(((seed, cell) for seed in range(seeds) for cell in cells), 1):
         folder = cell.folder(out, scale, seed)
-        state = "finished before" if (folder / "metrics.json").exists() else "running"
+        state = "finished before" if is_finished(folder) else "running"
         print(f"[{number}/{len(cells) * seeds}] {cell}, seed {seed}: {state}", file=sys.stderr, flush=True)
         try:
-            run_or_continue(folder, cell.method, cell.config(scale, seed))
+            run_or_continue(folder, cell.method, cell.config(scale, seed), caches)
         except BaceError as error:  # the rest of the table does not wait for it
             again = str(error) in refused
             print(f"  not run: {'as before' if again else error}", file=sys.stderr, flush=True)
             refused.setdefault(str(error), str(cell))
     show_tables(entry, scale, out)
     folders = {cell.folder(out, scale, seed): cell for cell in cells for seed in range(seeds)}
-    if made := {folder: cell for folder, cell in folders.items() if (folder / "metrics.json").exists()}:
+    if made := {folder: cell for folder, cell in folders.items() if is_finished(folder)}:
         title = f"{entry.place}: {entry.title} ({scale} scale)"
-        page = write_page(load_runs(made), out / scale / f"{entry.id}.html", title, published=for_page(entry, made))
+        runs = load_runs(made)
+        page = write_page(runs, out / scale / f"{entry.id}.html", title, published=for_page(entry, runs, made))
         print(f"page: {page}")
     if refused:
         raise ConfigError(
@@ -91,29 +90,43 @@ def run_entry(words: list[str]) -> None:
         )
 
 
-def show_entry(words: list[str]) -> None:
+def show_entry(
+    id: str, *, scale: Scale = "desk", out: Path = Path("paper"), csv: Path | None = None, latex: Path | None = None
+) -> None:
+    """Show a table or figure: ours, published, difference.
+
+    Args:
+        id: one ID of `bace paper list`.
+        scale: the scale of the runs.
+        out: the folder that keeps the runs.
+        csv: a file for the numbers.
+        latex: a file for the tables in LaTeX.
+    """
     from bace.paper.results import as_csv, as_latex, collect, tables
 
-    options, rest = split_options(words, {**PLACE, "--csv": 1, "--latex": 1})
-    entry, scale, out = asked(rest, options)
+    entry = find_entry(id)
     if not any(folder.exists() for cell in entry.cells() for folder in [cell.folder(out, scale, 0).parent]):
         print(f"nothing has been run yet: bace paper run {entry.id} --scale {scale}")
     show_tables(entry, scale, out)
     values = collect(entry, out, scale)
-    if "--csv" in options:
-        write(Path(options["--csv"][0]), as_csv(entry, scale, values))
-    if "--latex" in options:
-        write(Path(options["--latex"][0]), as_latex(tables(entry, values)))
+    if csv:
+        write(csv, as_csv(entry, scale, values))
+    if latex:
+        write(latex, as_latex(tables(entry, values)))
 
 
-def show_claims(words: list[str]) -> None:
+def show_claims(*, scale: Scale = "desk", out: Path = Path("paper"), markdown: bool = False) -> None:
+    """Say what the finished runs say about each of the paper's claims.
+
+    Args:
+        scale: the scale of the runs.
+        out: the folder that keeps the runs.
+        markdown: print a page of Markdown.
+    """
     from bace.paper.claims import as_markdown, as_rows, evaluate
 
-    options, rest = split_options(words, {**PLACE, "--markdown": 0})
-    refuse(rest, [*PLACE, "--markdown"])
-    scale, out = place_of(options)
     verdicts = evaluate(out, scale)
-    if "--markdown" in options:
+    if markdown:
         print(as_markdown(verdicts), end="")
         return
     print_rows(["claim", "verdict", "difference [95 % interval]", "printed", "about"], as_rows(verdicts))
@@ -123,22 +136,7 @@ def show_claims(words: list[str]) -> None:
     print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
-# -- words
-
-
-def asked(rest: list[str], options: dict[str, list[str]]) -> tuple[Entry, Scale, Path]:
-    refuse([word for word in rest if word.startswith("-")], [*PLACE, "--seeds", "--print_config", "--dry_run"])
-    if len(rest) != 1:
-        raise ConfigError(f"bace paper needs one ID of `bace paper list`, not '{' '.join(rest)}'")
-    return find_entry(rest[0]), *place_of(options)
-
-
-def place_of(options: dict[str, list[str]]) -> tuple[Scale, Path]:
-    wanted = options.get("--scale", ["desk"])[0]
-    for scale in SCALES:
-        if scale == wanted:
-            return scale, Path(options.get("--out", ["paper"])[0])
-    raise ConfigError(f"--scale is '{wanted}': it must be desk or full")
+COMMANDS = {"list": list_entries, "run": run_entry, "show": show_entry, "claims": show_claims}
 
 
 def write(path: Path, text: str) -> None:
@@ -174,14 +172,15 @@ def print_configs(cells: list[Cell], scale: Scale) -> None:
 
 def print_estimate(entry: Entry, scale: Scale, seeds: int, out: Path) -> None:
     """Passes, hours and memory of what is still to be run."""
-    from bace.experiments.run import device_name
+    from bace.experiments.assemble import device_name
+    from bace.experiments.run_folder import is_finished
     from bace.paper.cost import estimate, measured_gflops
 
     device = device_name("auto")
     gflops = measured_gflops(device)
     rows, hours, passes, largest, unknown = [], 0.0, 0.0, 0.0, 0
     for cell in entry.cells():
-        left = sum(not (cell.folder(out, scale, seed) / "metrics.json").exists() for seed in range(seeds))
+        left = sum(not is_finished(cell.folder(out, scale, seed)) for seed in range(seeds))
         try:
             cost = estimate(cell.config(scale, 0), cell.steps)
         except BaceError:  # running it will say why

@@ -1,43 +1,59 @@
 """bace run"""
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bace.cli.console import print_rows
-from bace.cli.options import HELP, import_typed, settings_file, split_options
+from bace.config.parser import Parser
 from bace.errors import ConfigError
 
 
-def command(words: list[str]) -> None:
-    known = {"--out": 1, "--resume": 1, "--config": 1, "--trust": 0, "--force": 0, "--print_config": 0, **HELP}
-    options, flags = split_options(words, known)
-    from bace.config.parse import as_yaml, config_from, flag_values
+def command(
+    *,
+    out: Path | None = None,
+    resume: Path | None = None,
+    config: Path | None = None,
+    trust: bool = False,
+    force: bool = False,
+    print_config: bool = False,
+    **settings: Any,
+) -> None:
+    """Learn a benchmark with a method: one run.
 
-    given = settings_file(options)
-    import_typed(flag_values(flags).get("method.name", ""))
-    if HELP.keys() & options.keys():
-        return print_settings(given, flags)
+    --benchmark NAME, --method NAME, --backbone NAME and --memory N are short for --benchmark.name, --method.name,
+    --backbone.name and --memory.size. The defaults below are those of this method on this benchmark.
+
+    Args:
+        out: the folder that keeps the run.
+        resume: the folder of a run that was stopped; it is continued with its own settings.
+        config: a YAML file of settings; those of the command line win.
+        trust: a method of your own that the file or folder names may be imported, which runs its code.
+        force: resume though run.json was changed.
+        print_config: print the settings as YAML and run nothing.
+    """
+    from bace.cli.settings import from_file
+    from bace.config.parse import as_yaml, config_from, flatten
     from bace.core.metrics import MEASURES
     from bace.core.resources import in_words as in_bytes
-    from bace.experiments.run import read_config, run
+    from bace.experiments.run import run
+    from bace.experiments.run_folder import read_description
     from bace.progress import bar
 
-    if "--resume" in options:
-        if flags or "--config" in options or "--out" in options:
+    if resume:
+        if settings or config or out:
             raise ConfigError("--resume continues a run with its own settings: give it alone")
-        folder = Path(options["--resume"][0])
-        config = read_config(folder, trust="--trust" in options)
+        chosen = read_description(resume).settings(trust=trust)
     else:
-        config = config_from(given, flags)
-    if "--print_config" in options:
-        print(as_yaml(config), end="")
+        chosen = config_from({**from_file(config, trust=trust), **flatten(settings)})
+    if print_config:
+        print(as_yaml(chosen), end="")
         return
-    title = f"{config.method['name']} on {config.benchmark['name']}, seed {config.seed}"
-    with bar(title) as show:
-        if "--resume" in options:
-            result = run(resume=folder, force="--force" in options, show=show, tell=print)
+    with bar(f"{chosen.method['name']} on {chosen.benchmark['name']}, seed {chosen.seed}") as show:
+        if resume:
+            result = run(resume=resume, force=force, show=show, tell=print)
         else:
-            result = run(config, out=options.get("--out", [None])[0], show=show, tell=print)
+            result = run(chosen, out=out, show=show, tell=print)
     kept = result.metrics["kept"]
     print(f"networks and memory held: {in_bytes(kept[0])} after task 1, {in_bytes(kept[-1])} after task {len(kept)}")
     numbers = {key: result.metrics[key] for key in (*MEASURES, "seconds")}
@@ -47,15 +63,16 @@ def command(words: list[str]) -> None:
         print(f"run folder: {result.folder}")
 
 
-def print_settings(given: dict[str, Any], flags: list[str]) -> None:
-    """Every setting with its value and meaning."""
-    from bace.config.parse import config_from, explain
+def prepare(parser: Parser, words: Sequence[str]) -> None:
+    """Add the settings; for the help with the values that they have now."""
+    from bace.cli.settings import from_file, method_asked
+    from bace.config.parse import add_settings, config_from, flatten
+    from bace.methods import find_method
 
-    config = config_from(given, flags)
-    print("bace run --benchmark NAME --method NAME [--backbone NAME] [--memory N] [--config FILE.yaml] [settings]")
-    print("         [--out DIR: keep the run] [--print_config: show the settings as YAML]")
-    print("         [--trust: a method that --config names may be imported, which runs its code]")
-    print("bace run --resume DIR [--trust]: continue a run that was stopped, with its own settings")
-    print("         [--force: though its run.json was changed]\n")
-    print(f"Settings of {config.method['name']} on {config.benchmark['name']}, with the values they have now:\n")
-    print_rows(["setting", "value", "meaning"], [[f"--{name}", *rest] for name, *rest in explain(config)])
+    add_settings(parser, find_method(method_asked(words)))
+    parser.usage = "bace run [--benchmark NAME] [--method NAME] [options] [settings]\n       bace run --resume DIR"
+    if {"-h", "--help"} & set(words):
+        typed = parser.parse_args([word for word in words if word not in ("-h", "--help")], defaults=False).as_dict()
+        file = from_file(typed.get("config"), trust="trust" in typed)
+        given = {key: value for key, value in flatten(typed).items() if "." in key or key in ("seed", "studies")}
+        parser.set_defaults(flatten(dataclasses.asdict(config_from({**file, **given}))))

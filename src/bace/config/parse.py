@@ -1,4 +1,4 @@
-"""Settings from code, YAML files and flags, in one place: defaults < benchmark's defaults < file < flags.
+"""Settings from code, YAML files and the command line: defaults < benchmark's defaults < file < command line.
 
 The schema is the annotations: of the dataclasses in schema.py, of the benchmarks' `Cut`, of the method's constructor.
 """
@@ -6,19 +6,21 @@ The schema is the annotations: of the dataclasses in schema.py, of the benchmark
 import dataclasses
 import functools
 import inspect
-import json
 import math
-import types
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
+import docstring_parser
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
+from bace.config.parser import Parser
 from bace.config.schema import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, StudyName, Training
 from bace.core.method import Method
-from bace.data.benchmarks import Cut, find_benchmark
+from bace.data.benchmarks import find_benchmark
+from bace.data.cut import Cut
 from bace.errors import ConfigError, nearest
 from bace.methods import find_method, import_method
 
@@ -32,7 +34,6 @@ SECTIONS: dict[str, type] = {
 }
 SHORT = {"benchmark": "name", "method": "name", "backbone": "name", "memory": "size"}  # `--memory 50`, `method: bace`
 DEFAULT_NAMES = {"method.name": "bace", "benchmark.name": "digits"}
-MANY = {"studies"}  # flags of several words: `--studies probing tracking`
 MOST_THREADS = 4096  # torch crashes on far more
 RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least and the greatest value
     "benchmark.train_per_class": (1, math.inf),
@@ -58,6 +59,7 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
     "train.clip": (0, math.inf),
     "train.early_stop": (0, math.inf),
     "train.eval_batch_size": (1, math.inf),
+    "train.prefetch": (0, math.inf),
     "train.warmup": (0, 0.9),
     "train.threads": (0, MOST_THREADS),
     "checkpoint.every": (0, math.inf),
@@ -83,31 +85,21 @@ IN_0_1: dict[str, dict[str, Any]] = {
 }
 
 
-def config_from(given: Mapping[str, Any], flags: Sequence[str] = ()) -> Config:
-    """A full configuration; whatever is unknown or of the wrong type is refused by name.
-
-    Args:
-        given: settings, nested or dotted, with the shorthands of SHORT.
-        flags: command-line flags, which win.
-    """
+def config_from(given: Mapping[str, Any]) -> Config:
+    """A full configuration of these settings, nested or dotted, with the shorthands of SHORT; whatever is unknown or of
+    the wrong type is refused by name."""
     settings = flatten(given)
-    from_flags = flag_values(flags)
-    chosen = {**settings, **from_flags}
-    names = {key: str(chosen.get(key, default)) for key, default in DEFAULT_NAMES.items()}
-    method, benchmark = names["method.name"], find_benchmark(names["benchmark.name"])
-    valid = valid_settings(method)
-    for key in chosen:
+    names = {key: str(settings.get(key, default)) for key, default in DEFAULT_NAMES.items()}
+    method, benchmark = find_method(names["method.name"]), find_benchmark(names["benchmark.name"])
+    parser = make_parser(method)  # type: ignore[arg-type]  # classes are hashable
+    valid = set(parser.get_defaults().keys())
+    for key in settings:
         if key not in valid:
-            raise ConfigError(_unknown_setting(key, valid, method))
-    parser = make_parser(find_method(method))  # type: ignore[arg-type]  # classes are hashable
-    words = [f"--{key}={value}" for key, value in from_flags.items()]
+            raise ConfigError(unknown_setting(key, method))
     try:
-        parsed = parser.parse_object(nest({**benchmark.defaults, **settings, **names}))
-        if words:
-            parsed = parser.parse_args(words, namespace=parsed)
-    except Exception as error:  # jsonargparse wraps whatever a type's parser raises
-        raise ConfigError(_wrong_value(parser, method, settings, from_flags, error)) from error
-    config = as_config(parsed)
+        config = as_config(parser.parse_object(nest({**benchmark.defaults, **settings, **names})))
+    except (RecursionError, ValueError) as error:  # of a type's own parser
+        raise ConfigError(_one_line(error)) from error
     check_ranges(config)
     if config.train.early_stop and not config.benchmark["val_fraction"]:
         raise ConfigError("train.early_stop needs validation data: set benchmark.val_fraction, for example to 0.1")
@@ -129,29 +121,6 @@ def import_named_method(given: Mapping[str, Any]) -> None:
     import_method(str(flatten(given).get("method.name", "bace")))
 
 
-def flag_values(flags: Sequence[str]) -> dict[str, str]:
-    """{"seed": "1"} of `--seed 1`; the last of a repeated flag wins."""
-    found: dict[str, str] = {}
-    words = expand_shorthands(flags)
-    before = ""
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--"):
-            raise ConfigError(
-                f"'{word}' is not expected {before or 'here'}: a setting is written --name value, a list in one word, "
-                "'[2,1,2]'"
-            )
-        before = f"behind '{word} {words[0]}'" if words else ""
-        if not words or words[0].startswith("--"):
-            raise ConfigError(f"{word} needs a value")
-        values = [words.pop(0)]
-        while word[2:] in MANY and words and not words[0].startswith("--"):
-            values.append(words.pop(0))
-        listed = word[2:] in MANY and not values[0].startswith("[")
-        found[word[2:]] = f"[{', '.join(values)}]" if listed else " ".join(values)
-    return found
-
-
 def check_ranges(config: Config) -> None:
     values = flatten(dataclasses.asdict(config))
     for key, (least, most) in RANGES.items():
@@ -164,33 +133,63 @@ def check_ranges(config: Config) -> None:
             raise ConfigError(f"{key} is {value:.3g}: whole numbers go up to {LARGEST:,} here")
 
 
-@functools.cache  # making one takes longer than parsing with it
-def make_parser(method: type[Method]) -> ArgumentParser:
-    parser = ArgumentParser(prog="bace run", exit_on_error=False, add_help=False)
-    parser.add_argument("--benchmark.name", help="a name of `bace list benchmarks`")
-    parser.add_class_arguments(Cut, "benchmark")
-    parser.add_argument("--method.name", help="a name of `bace list methods`, or package.Class")
-    parser.add_class_arguments(method, "method")
+def add_settings(parser: Parser, method: type[Method] | None = None) -> None:
+    """All settings as options, in a group for each section; without a method, all but a method's."""
+    parser.add_argument("--seed", type=int, default=0, help="of everything random; the class order has benchmark.seed")
+    parser.add_argument(
+        "--studies",
+        type=StudyName | list[StudyName],
+        nargs="+",
+        default=[],
+        help="what is observed beside the measures, without feeding back: docs/studies.md",
+    )
+    _add_section(parser, "benchmark", Cut, "a name of `bace list benchmarks`")
+    if method:
+        _add_method(parser, method)
     for name, section in SECTIONS.items():
-        parser.add_class_arguments(section, name)
-    parser.add_argument("--studies", type=list[StudyName], default=[], help="names of studies: docs/studies.md")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random; the class order has its own")
+        _add_section(parser, name, section)
+    parser.short = {f"--{k}": f"--{k}.{name}" for k, name in SHORT.items() if method or k != "method"}
+    parser.refuse = lambda option: unknown_setting(option[2:], method or find_method(DEFAULT_NAMES["method.name"]))
+
+
+def _add_section(parser: Parser, name: str, section: type, named: str = "") -> None:
+    about = docstring_parser.parse(section.__doc__ or "").short_description or name
+    group = parser.add_argument_group(about.rstrip("."))
+    if named:
+        group.add_argument(f"--{name}.name", type=str, default=DEFAULT_NAMES[f"{name}.name"], help=named)
+    group.add_class_arguments(section, name, as_group=False)
+
+
+def _add_method(parser: Parser, method: type[Method]) -> None:
+    """The hyper-parameters. Those that a constructor passes on are declared, and explained, by a class further up."""
+    group = parser.add_argument_group(method.title)
+    meaning = "a name of `bace list methods`, or package.Class"
+    group.add_argument("--method.name", type=str, default=DEFAULT_NAMES["method.name"], help=meaning)
+    names = set(method.hyper_parameters())
+    left = set(names)
+    for base in method.__mro__:
+        declared = set(inspect.signature(base).parameters) if issubclass(base, Method) else set()
+        if own := left & declared:
+            group.add_class_arguments(base, "method", as_group=False, skip={*((names | declared) - own)})
+            left -= own
+    for action in group._group_actions:  # docstrings without a summary are not read by jsonargparse
+        if not action.help and (said := re.search(rf"^\s*{action.dest[7:]}: (.*)", method.__doc__ or "", re.MULTILINE)):
+            action.help = said[1]
+
+
+@functools.cache  # making one takes longer than parsing with it
+def make_parser(method: type[Method]) -> Parser:
+    parser = Parser()
+    add_settings(parser, method)
     return parser
-
-
-def valid_settings(method: str) -> list[str]:
-    own = [f"method.{name}" for name in find_method(method).hyper_parameters()]
-    cut = [f"benchmark.{f.name}" for f in dataclasses.fields(Cut)]
-    rest = [f"{name}.{f.name}" for name, section in SECTIONS.items() for f in dataclasses.fields(section)]
-    return ["seed", "studies", "benchmark.name", "method.name", *own, *cut, *rest]
 
 
 def as_config(parsed: Namespace) -> Config:
     sections = {name: section(**vars(parsed[name])) for name, section in SECTIONS.items()}
-    rest = {name: parsed[name] for name in ("studies", "seed")}
-    method = vars(parsed["method"])
-    defaults = {name: p.default for name, p in find_method(method["name"]).hyper_parameters().items()}
-    return Config(vars(parsed["benchmark"]), {**defaults, **method}, **rest, **sections)
+    studies = [name for part in parsed["studies"] for name in (part if isinstance(part, list) else [part])]
+    method = {**vars(parsed["method"])}
+    in_order = {name: method.pop(name) for name in find_method(method["name"]).hyper_parameters()}
+    return Config(vars(parsed["benchmark"]), {**in_order, **method}, studies=studies, seed=parsed["seed"], **sections)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -235,21 +234,6 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def expand_shorthands(flags: Sequence[str]) -> list[str]:
-    """`--method bace --seed=1` -> `--method.name bace --seed 1`."""
-    out: list[str] = []
-    for word in flags:
-        if not word.startswith("--"):
-            out.append(word)
-            continue
-        flag, equals, value = word.partition("=")
-        section = flag[2:]
-        out.append(f"--{section}.{SHORT[section]}" if section in SHORT else flag)
-        if equals:
-            out.append(value)
-    return out
-
-
 def _plain(value: Any) -> Any:
     """What YAML can write: no tuples."""
     if isinstance(value, dict):
@@ -261,8 +245,9 @@ def _one_line(error: Exception) -> str:
     return " ".join(line.strip() for line in str(error).splitlines() if line.strip())
 
 
-def _unknown_setting(key: str, valid: Sequence[str], method: str) -> str:
+def unknown_setting(key: str, method: type[Method]) -> str:
     """The refusal of a misspelt setting, with the nearest one: of the same section, if there is such a section."""
+    valid = list(make_parser(method).get_defaults().keys())  # type: ignore[arg-type]
     section, dot, name = key.partition(".")
     siblings = [v.partition(".")[2] for v in valid if v.startswith(f"{section}.")] if dot else []
     if not siblings:
@@ -270,80 +255,9 @@ def _unknown_setting(key: str, valid: Sequence[str], method: str) -> str:
         if "Did you mean" not in hint:
             hint = nearest(section, {v.partition(".")[0] for v in valid})
         return f"there is no setting '{key}'.{hint} `bace run --help` explains them all."
-    of = f"{find_method(method).title} has" if section == "method" else "there is"
+    of = f"{method.title} has" if section == "method" else "there is"
     hint = nearest(name, siblings).replace("you mean '", f"you mean '{section}.")
     return f"{of} no setting '{key}'.{hint}"
-
-
-def _wrong_value(
-    parser: ArgumentParser, method: str, settings: Mapping[str, Any], flags: Mapping[str, str], error: Exception
-) -> str:
-    """Which value was refused and what was expected, found by offering each value alone."""
-    annotations = setting_types(method)
-    for key, value in (*settings.items(), *flags.items()):
-        try:
-            parser.parse_args([f"--{key}={value}"]) if key in flags else parser.parse_object(nest({key: value}))
-        except Exception as alone:
-            if key in str(alone):  # otherwise it is about something else, that is missing
-                return f"{key} is '{value}': it must be {_spell(annotations.get(key, str))}"
-    return _one_line(error)
-
-
-def setting_types(method: str) -> dict[str, Any]:
-    """The annotation of every setting."""
-    inits = [vars(base)["__init__"] for base in reversed(find_method(method).__mro__) if "__init__" in vars(base)]
-    sources: list[tuple[str, Any]] = [("benchmark", Cut), *(("method", init) for init in inits), *SECTIONS.items()]
-    hints = {f"{section}.{k}": v for section, source in sources for k, v in get_type_hints(source).items()}
-    return {**hints, "seed": int, "studies": list[StudyName]}
-
-
-def _spell(annotation: Any) -> str:
-    """A type in words: 'a whole number', "'sgd' or 'adamw'"."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    if annotation in words:
-        return words[annotation]
-    arguments = get_args(annotation)
-    if get_origin(annotation) is Literal:
-        return " or ".join(f"'{value}'" for value in arguments)
-    if get_origin(annotation) in (Union, types.UnionType):
-        return " or ".join(_spell(argument) for argument in arguments)
-    if get_origin(annotation) in (list, tuple):
-        kind = _spell(arguments[0]) if arguments else "values"
-        return f"a list, each {kind}"
-    return str(annotation)
-
-
-def documented(section: type) -> dict[str, str]:
-    """What the docstring says of each setting: the text under `Args:`."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in inspect.cleandoc((section.__doc__ or "").partition("Args:\n")[2]).splitlines():
-        if line[:1].strip():  # not indented: the next setting
-            name, _, text = line.partition(": ")
-            found[name] = text
-        elif line.strip() and name:
-            found[name] += " " + line.strip()
-    return found
-
-
-def explain(config: Config) -> list[tuple[str, str, str]]:
-    """Every setting's name, default and meaning."""
-    method = find_method(str(config.method["name"]))
-    bases = [("method", base) for base in reversed(method.__mro__)]
-    sources: list[tuple[str, type]] = [("benchmark", Cut), *bases, *SECTIONS.items()]
-    values = flatten(dataclasses.asdict(config))
-    names = ["seed", *(key for key in valid_settings(str(config.method["name"])) if not key.endswith(".name"))]
-    meanings = {f"{section}.{k}": v for section, source in sources for k, v in documented(source).items()}
-    meanings["seed"] = "of everything random; the class order has its own, benchmark.seed"
-    meanings["studies"] = (
-        f"what is observed beside the measures, any of {', '.join(get_args(StudyName))}; feeds nothing back"
-    )
-    return [(name, _as_typed(values.get(name)), meanings.get(name, "")) for name in dict.fromkeys(names)]
-
-
-def _as_typed(value: Any) -> str:
-    """A value as one would type it: null, true, [2,1,2]."""
-    return value if isinstance(value, str) else json.dumps(_plain(value))
 
 
 def method_label(method: Mapping[str, Any]) -> str:

@@ -32,6 +32,8 @@ class Training:
         early_stop: end a stage after this many epochs without a better validation loss; 0: never. Needs
             benchmark.val_fraction.
         eval_batch_size: examples per pass without gradient.
+        prefetch: batches that a second thread prepares ahead of their steps; default: 2 for an accelerator, none for
+            the CPU.
         device: "auto" takes a GPU if there is one.
         precision: of the passes. bfloat16 is probed first: some CPUs report support but crash.
         threads: of the CPU; 0 leaves torch's choice. Recorded, and used again on resume.
@@ -54,6 +56,7 @@ class Training:
     reset_optimiser: bool = True
     early_stop: int = 0
     eval_batch_size: int = 128
+    prefetch: int | None = None
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = 0

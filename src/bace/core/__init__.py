@@ -1,1 +1,1 @@
-"""A stream of tasks, a method, and the loop that brings them together."""
+"""A stream of tasks, a method, and the loop that trains the method on the stream."""

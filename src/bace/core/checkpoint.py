@@ -1,7 +1,7 @@
-"""Checkpoints: safetensors and JSON with checksums, written beside and renamed into place. No pickle, ever.
+"""Checkpoints: safetensors and JSON with checksums, written to a temporary name and renamed into place. Never pickle.
 
 A checkpoint is a folder `checkpoints/00000042/` with `state.safetensors`, `state.json` and `sha256.json`. It appears
-whole or not at all; older ones are deleted only when the new one is in place.
+complete or not at all, and older checkpoints are deleted only when the new one is in place.
 """
 
 import hashlib
@@ -13,57 +13,50 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bace.errors import BaceError, CheckpointError
-from bace.files import delete_folder, parse_json, to_disk
+from bace.files import discard, in_place, parse_json
 
 MANIFEST = "sha256.json"
 FILES = ("state.safetensors", "state.json", MANIFEST)
+OURS = (*FILES, ".tmp*")  # with what safetensors writes to, before it renames it
 
 
 def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, keep: int) -> Path:
     """Write the next checkpoint into `folder` and keep the newest `keep`."""
     existing = _numbers(folder)
     final = folder / f"{(existing[-1] if existing else 0) + 1:08d}"
-    beside = folder / f".{final.name}.unfinished"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in _leftovers(folder):
-            # .tmp: what safetensors writes to, before it renames it
-            delete_folder(leftover, [*FILES, *(path.name for path in leftover.glob(".tmp*"))])
-        beside.mkdir(exist_ok=True)
-        save_file(_unshared(tensors), beside / "state.safetensors")
-        (beside / "state.json").write_text(json.dumps(state))
-        sums = {name: _sha256(beside / name) for name in ("state.safetensors", "state.json")}
-        (beside / MANIFEST).write_text(json.dumps(sums))
-        for path in beside.iterdir():
-            to_disk(path)
-        beside.rename(final)
-        to_disk(folder)
+            discard(leftover, OURS)
+        with in_place(final, OURS) as beside:
+            beside.mkdir(exist_ok=True)
+            save_file(_unshared(tensors), beside / "state.safetensors")
+            (beside / "state.json").write_text(json.dumps(state))
+            sums = {name: _sha256(beside / name) for name in ("state.safetensors", "state.json")}
+            (beside / MANIFEST).write_text(json.dumps(sums))
     except (OSError, SafetensorError) as error:
-        if beside.is_dir():
-            delete_folder(beside, FILES)
         last = f"the last good checkpoint is {existing[-1]:08d}" if existing else "there is no earlier checkpoint"
         raise CheckpointError(
             f"could not save a checkpoint in '{folder}': {error}. Nothing is lost: {last}. "
-            "Make room (or lower checkpoint.keep) and continue with --resume."
+            "Free some space (or lower checkpoint.keep) and continue with --resume."
         ) from error
     for number in _numbers(folder)[:-keep]:
         try:
-            delete_folder(folder / f"{number:08d}", FILES)
+            discard(folder / f"{number:08d}", FILES)
         except OSError as error:  # the new one is in place: no reason to stop
             warnings.warn(f"an old checkpoint, '{folder / f'{number:08d}'}', is not deleted: {error}", stacklevel=2)
     return final
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint that is whole; a damaged one is named in a warning and the one before is used.
+    """The newest intact checkpoint. If one is damaged, a warning names it and the previous one is used.
 
-    None if there is no checkpoint at all; CheckpointError if there are only damaged ones."""
+    None if there is no checkpoint; CheckpointError if all are damaged."""
     numbers = _numbers(folder)
     for number in reversed(numbers):
         path = folder / f"{number:08d}"
@@ -71,14 +64,14 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
             return _read(path)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             damage = f"{type(error).__name__}: {error}"
-        warnings.warn(f"checkpoint '{path}' is damaged ({damage}); using the one before it", stacklevel=2)
+        warnings.warn(f"checkpoint '{path}' is damaged ({damage}); using the previous one", stacklevel=2)
     if numbers:
         raise CheckpointError(f"every checkpoint in '{folder}' is damaged: start the run again in another folder")
     return None
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether there are things in a folder, but no checkpoint: it is somebody else's."""
+    """Whether a folder holds files but no checkpoint, so that it is not one of ours."""
     if not folder.exists() or _numbers(folder):
         return False
     if not folder.is_dir():
@@ -88,7 +81,7 @@ def is_foreign(folder: Path) -> bool:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """Of the checkpoints in a folder: folders with a number of eight digits that hold a file of ours."""
+    """The numbers of the checkpoints in a folder: folders named by eight digits that hold one of our files."""
     found = folder.iterdir() if folder.is_dir() else ()
     numbered = [path for path in found if re.fullmatch(r"[0-9]{8}", path.name) and path.is_dir()]
     return sorted(int(path.name) for path in numbered if any((path / name).is_file() for name in FILES))
@@ -106,13 +99,14 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ValueError(f"{name} does not match its checksum")
     state = parse_json((path / "state.json").read_text(encoding="utf-8"))
     if not isinstance(state, dict):
-        raise ValueError("state.json holds no object")
+        raise ValueError("state.json does not hold an object")
     return load_file(path / "state.safetensors"), state
 
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Sums say that a checkpoint is whole, not who wrote it: whatever does not fit together inside it is one error."""
+    """Turn every inconsistency inside a checkpoint into one error: checksums say that it is intact, not who wrote
+    it."""
     try:
         yield
     except BaceError:
@@ -125,19 +119,15 @@ def understood(what: str) -> Iterator[None]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: Any) -> str:  # Python 3.10 has no file_digest
     total = hashlib.sha256()
-    while chunk := file.read(1 << 20):
-        total.update(chunk)
+    with path.open("rb") as file:  # Python 3.10 has no file_digest
+        while chunk := file.read(1 << 20):
+            total.update(chunk)
     return total.hexdigest()
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Plain CPU tensors, no two of them in the same storage (safetensors refuses those)."""
+    """Plain CPU tensors that do not share storage (safetensors refuses shared storage)."""
     seen: set[int] = set()
     plain = {}
     for name, tensor in tensors.items():
@@ -151,20 +141,20 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return plain
 
 
-def split_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A state dict as its tensors and the rest, which must be JSON."""
-    tensors = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
-    return tensors, {k: v for k, v in state.items() if k not in tensors}
+def take_state(method: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of a method for a checkpoint: its tensors, under "method.", and the rest, which must be JSON."""
+    state = method.state_dict()
+    tensors = {f"method.{name}": value for name, value in state.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in state.items() if not isinstance(value, Tensor)}
 
 
-def fill(method: nn.Module, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
-    """Give a method that has its shapes the values of a checkpoint: the tensors under "method.", and the rest."""
-    values = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
-    method.load_state_dict({**values, **plain})
+def method_state(tensors: dict[str, Tensor], plain: dict[str, Any]) -> dict[str, Any]:
+    """The state dict of a method that has its shapes, from what `take_state` gave."""
+    return {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")} | plain
 
 
 def as_saved(values: dict[str, Any], usual: object) -> dict[str, Any]:
-    """The fields of a record from its JSON; a value of another type than the usual one is refused."""
+    """The fields of a record from its JSON; values of an unexpected type are refused."""
     for name, own in vars(usual).items():
         found = values.get(name, own)
         if own is not None and type(found) is not type(own) and not isinstance(own, float):

@@ -1,26 +1,26 @@
-"""Predictions and scores of test sets: accuracy for images and texts, entity F1 for tokens."""
+"""Predictions and scores of test sets, by the measure of their modality."""
 
 import copy
-import dataclasses
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bace.core import metrics
 from bace.core.method import Method
-from bace.core.stream import Stream, Task, entity_type
+from bace.core.stream import Stream, Task
+from bace.data.modality import Predicted
 from bace.randomness import generator
 
-CHANCE_DRAWS = 5  # random heads that make up "chance" in forward transfer
+CHANCE_DRAWS = 5  # random heads that are averaged for "chance" in forward transfer
 
 
 def evaluate_seen(method: Method, task: Task, *, lenient: bool = False) -> tuple[list[float], dict[str, Any]]:
-    """The score of every task up to `task`, without telling the method which task an example is from; and the details:
-    entity scores, or accuracy over all examples and per class, with the confusion matrix after the last task; and the
-    scores by each of the method's other scorers, and where not all test examples were evaluated how many were."""
+    """The score of every task up to `task`, and details. The method does not know which task an example belongs to. The
+    details are entity scores, or accuracy over all examples and per class, with the confusion matrix after the last
+    task; the scores of each of the method's other scorers; and the number of test examples if not all were
+    evaluated."""
     stream = method.stream
-    details, truths, guesses = [], [], []
+    details, measured, guesses = [], [], []
     others: dict[str, list[float]] = {scorer: [] for scorer in method.scorers}
     asked = [method.evaluated(earlier) for earlier in stream[: task.index + 1]]
     for earlier, examples in zip(stream[: task.index + 1], asked, strict=True):
@@ -30,20 +30,14 @@ def evaluate_seen(method: Method, task: Task, *, lenient: bool = False) -> tuple
                 other = predict(method, examples, scorer)[1]
                 scores.append(score(stream, earlier, rows, other, lenient=lenient)["score"])
         details.append(score(stream, earlier, rows, predicted, lenient=lenient))
-        truths.append(stream.targets[rows])
+        measured.append(rows)
         guesses.append(predicted)
     row = [detail.pop("score") for detail in details]
     detail: dict[str, Any] = {"scorers": others}
     if any(len(examples) < len(earlier.test) for earlier, examples in zip(stream, asked, strict=False)):
         detail["evaluated"] = [len(examples) for examples in asked]
-    if stream.background is not None:
-        return row, detail | {"scores": details}
-    truth, guess, classes = torch.cat(truths), torch.cat(guesses), task.classes.stop
-    detail["sample_accuracy"] = metrics.accuracy(guess, truth)
-    detail["per_class"] = metrics.per_class_accuracy(guess, truth, classes)
-    if task.index == len(stream) - 1:
-        detail["confusion"] = metrics.confusion_matrix(guess, truth, classes).tolist()
-    return row, detail
+    seen = _predicted(stream, torch.cat(measured), torch.cat(guesses), task)
+    return row, detail | stream.modality.details(seen, details, last=task.index == len(stream) - 1)
 
 
 def predict(
@@ -58,28 +52,22 @@ def predict(
 
 
 def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenient: bool = False) -> dict[str, float]:
-    """What a test set's predictions are worth, in percent; "score" is the one the accuracy matrix takes.
+    """What a test set's predictions are worth, in percent; "score" is the one the accuracy matrix takes."""
+    own = [stream.names[c] for c in task.classes]
+    return stream.modality.score(_predicted(stream, rows, predicted, stream.tasks[-1]), own, lenient=lenient)
 
-    Tokens: seqeval's macro F1, in which a predicted type of another task counts with F1 0 unless `lenient`."""
-    targets = stream.targets[rows]
-    if stream.background is None:
-        return {"score": metrics.accuracy(predicted, targets)}
-    lengths = torch.unique_consecutive(stream.owners(rows), return_counts=True)[1].tolist()
-    gold, guess = (
-        [[stream.names[c] for c in sentence.tolist()] for sentence in classes.split(lengths)]
-        for classes in (targets, predicted)
-    )
-    types = list(dict.fromkeys(entity_type(stream.names[c]) for c in task.classes if c != stream.background))
-    result = metrics.entity_scores(gold, guess, types, foreign="outside" if lenient else "error")
-    return {"score": result.macro_f1} | {k: v for k, v in dataclasses.asdict(result).items() if k != "per_type"}
+
+def _predicted(stream: Stream, rows: Tensor, predicted: Tensor, task: Task) -> Predicted:
+    return Predicted(predicted, stream.targets[rows], stream.owners(rows), stream.names[: task.classes.stop])
 
 
 def transfer(method: Method, task: Task, *, lenient: bool = False) -> dict[str, float]:
-    """Forward transfer to a task that is not yet learned: its test examples are scored by the method's own rule, over
-    the network that predicts as it is and a copy of its head that has grown by rows for the task's classes.
+    """Forward transfer to a task that is not yet learned. Its test examples are scored by the method's own rule, with
+    the current network and a copy of its head that has grown by rows for the task's classes.
 
-    `before`: the score with rows made from the task's training data, among all classes; `chance`: the same with
-    random rows; `within`: with rows from data, among the task's own classes only. Nothing is fed back."""
+    `before`: the score with rows made from the task's training data, among all classes; `chance`: the same with random
+    rows; `within`: with rows from data, among the task's own classes only. The measurement does not influence the
+    run."""
     stream, model = method.stream, method.transfer_model()
     with stream.licence("forward transfer (measured before the task, fed back to nothing)", task.test):
         rows_from_data, asked = method.transfer_rows(task), method.outputs(task.test, model).features

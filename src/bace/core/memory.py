@@ -1,6 +1,6 @@
-"""The small memory of old examples: slots of (example id, task, group, rank) and whatever a method notes beside them.
+"""The small memory of old examples: slots of (example id, task, group, rank) and notes of a method about them.
 
-A group is what the quota counts: a class, or an entity type. No pixel is copied; augmentation is always fresh.
+The quota counts groups: classes, or entity types. The memory copies no pixels, and augmentation is always fresh.
 """
 
 import math
@@ -17,7 +17,8 @@ _COLUMNS = ("examples", "task", "group")
 
 
 class ElasticBuffers(nn.Module):
-    """A module whose buffers take the shape they were saved with, so that what grows with the data can be loaded."""
+    """A module whose buffers take the shape they were saved with, so that buffers that grow with the data can be
+    loaded."""
 
     def _load_from_state_dict(
         self,
@@ -43,7 +44,7 @@ class Memory(ElasticBuffers):
     """Exemplars within a budget.
 
     Args:
-        select: "herding" or "random": how `Method.remember` chooses the examples of a finished task.
+        select: how `Method.remember` selects the examples of a finished task: "herding" or "random".
         size: total number of slots, shared equally by the groups seen so far; the quota shrinks as groups arrive.
         per_class: instead of `size`, a fixed number of slots per group that never shrinks.
         allow_missing_classes: with fewer slots than groups, keep one example of a random subset of groups instead of
@@ -52,8 +53,8 @@ class Memory(ElasticBuffers):
 
     examples: Tensor  # (slots,) ids in the stream
     task: Tensor  # (slots,) index of the task that stored it
-    group: Tensor  # (slots,) the group it stands for
-    seen: Tensor  # () how many examples were ever offered (reservoir)
+    group: Tensor  # (slots,) the group that it represents
+    seen: Tensor  # () number of examples offered so far (reservoir)
 
     def __init__(
         self, size: int = 0, per_class: int = 0, select: str = "herding", allow_missing_classes: bool = False
@@ -72,7 +73,7 @@ class Memory(ElasticBuffers):
         return len(self.examples)
 
     def quota(self, groups: int) -> int:
-        """Slots per group when `groups` of them are known now (never by how many are to come)."""
+        """Slots per group when `groups` groups are known; future groups do not count."""
         if self.per_class or not self.size:
             return self.per_class
         quota = self.size // max(groups, 1)
@@ -86,7 +87,7 @@ class Memory(ElasticBuffers):
     # -- slots
 
     def note(self, name: str, values: Tensor) -> None:
-        """Keep a value, vector or matrix per slot beside the examples; a larger one later pads the others with NaN."""
+        """Store a value, vector or matrix for each slot. If a later one is larger, the others are padded with NaN."""
         if name not in self._buffers:
             self.register_buffer(name, values)
             self.notes.append(name)
@@ -94,7 +95,7 @@ class Memory(ElasticBuffers):
             setattr(self, name, values)
 
     def add(self, examples: Tensor, task: int, group: Tensor, **notes: Tensor) -> None:
-        """Append slots; a note that is kept but not given is NaN until it is."""
+        """Append slots; notes that are not given are NaN."""
         columns = {"examples": examples, "task": torch.full_like(examples, task), "group": group}
         for name, new in columns.items():
             setattr(self, name, torch.cat([getattr(self, name), new]))
@@ -110,7 +111,7 @@ class Memory(ElasticBuffers):
             setattr(self, name, getattr(self, name)[slots])
 
     def put(self, slots: Tensor, examples: Tensor, task: int, group: Tensor, **notes: Tensor) -> None:
-        """Overwrite these slots; a slot named twice takes the later example."""
+        """Overwrite these slots; a slot that is given twice takes the later example."""
         self.examples[slots], self.task[slots], self.group[slots] = examples, task, group
         for name, new in notes.items():
             merged = _cat_wider(getattr(self, name), new)
@@ -122,13 +123,13 @@ class Memory(ElasticBuffers):
         return torch.randint(len(self), (count,), generator=generator)
 
     def first(self, count: int) -> dict[int, Tensor]:
-        """Up to `count` examples of each group, in the order in which they were chosen."""
+        """Up to `count` examples of each group, in the order of selection."""
         return {group: self.examples[self.group == group][:count] for group in torch.unique(self.group).tolist()}
 
     # -- policies, at the end of a task
 
     def trim(self, quota: int) -> None:
-        """Shrink every group to its first `quota` slots: the order in which they were chosen is kept."""
+        """Shrink every group to its first `quota` slots, in the order of selection."""
         rank = torch.zeros_like(self.group)
         for group in torch.unique(self.group).tolist():
             mine = self.group == group
@@ -137,7 +138,7 @@ class Memory(ElasticBuffers):
 
     def fill(self, chosen: dict[int, Tensor], task: int, quota: int, generator: torch.Generator) -> None:
         """Trim the old groups to `quota`, then add the new groups' examples, each in order of preference."""
-        count = max(quota, 1)  # a quota of 0 (allow_missing_classes): one each, of a random subset of the groups
+        count = max(quota, 1)  # a quota of 0 (allow_missing_classes): one slot each for a random subset of the groups
         self.trim(count)
         for group, examples in chosen.items():
             self.add(examples[:count], task, torch.full_like(examples[:count], group))
@@ -149,20 +150,20 @@ class Memory(ElasticBuffers):
     def offer_reservoir(
         self, examples: Tensor, task: int, group: Tensor, generator: torch.Generator, **notes: Tensor
     ) -> None:
-        """Vitter's reservoir: after n offers every one of them is kept with probability size/n."""
-        count = int(self.seen) + torch.arange(1, len(examples) + 1)  # offers so far, this one included
+        """Vitter's reservoir: after n offers each of them is kept with probability size/n."""
+        count = int(self.seen) + torch.arange(1, len(examples) + 1)  # offers so far, including this one
         chance = torch.rand(len(examples), generator=generator, dtype=torch.float64)
         slot = torch.where(count <= self.size, count - 1, (chance * count).long())
         self.seen += len(examples)
         grown = count <= self.size
         self.add(examples[grown], task, group[grown], **{k: v[grown] for k, v in notes.items()})
-        # of several offers for one slot the last wins, as if they had come one at a time
+        # if several offers go to one slot, the last wins, as if they had come one at a time
         taken = torch.nonzero(~grown & (slot < self.size)).flatten().tolist()
         last = torch.tensor(list({int(slot[i]): i for i in taken}.values()), dtype=torch.int64)
         self.put(slot[last], examples[last], task, group[last], **{k: v[last] for k, v in notes.items()})
 
     def offer_ring(self, examples: Tensor, task: int, group: Tensor, quota: int) -> None:
-        """First in, first out, `quota` slots for each group."""
+        """First in, first out, with `quota` slots for each group."""
         self.add(examples, task, group)
         newest = torch.zeros(len(self), dtype=torch.bool)
         for g in torch.unique(self.group).tolist():
@@ -170,7 +171,8 @@ class Memory(ElasticBuffers):
         self.keep(torch.nonzero(newest).flatten())
 
     def offer_greedy(self, examples: Tensor, task: int, group: Tensor, generator: torch.Generator) -> None:
-        """GDumb's sampler: take what is under its quota; when full, a random example of the largest group leaves."""
+        """GDumb's sampler: accept examples of groups under their quota; a full memory drops one of its largest
+        group."""
         for i in range(len(examples)):
             groups = torch.cat([self.group, group[i : i + 1]])
             quota = self.per_class or max(self.size // len(torch.unique(groups)), 1)
@@ -188,7 +190,7 @@ def herd(
     features: Tensor,  # (examples, width) of one class, clean view
     count: int,
 ) -> Tensor:  # (min(count, examples),) positions, in order
-    """iCaRL's herding: each pick brings the mean of the chosen unit features closest to the class mean."""
+    """iCaRL's herding: each pick moves the mean of the selected unit features closest to the class mean."""
     unit = F.normalize(features, dim=1)
     mean, total = unit.mean(0), torch.zeros(unit.shape[1], dtype=unit.dtype)
     free = torch.ones(len(unit), dtype=torch.bool)
@@ -205,7 +207,7 @@ def draw_balanced(
     labels: Tensor,  # (rows,)
     generator: torch.Generator,
 ) -> Tensor:  # (drawn,) positions, ascending
-    """As many rows of each class as the rarest one has, drawn without replacement."""
+    """Equally many rows of each class, as many as the rarest class has, drawn without replacement."""
     shuffle = torch.randperm(len(labels), generator=generator)
     classes, counts = torch.unique(labels, return_counts=True)
     drawn = [shuffle[labels[shuffle] == c][: int(counts.min())] for c in classes]
@@ -214,10 +216,10 @@ def draw_balanced(
 
 def stack_rows(
     values: Tensor,  # (rows, width)
-    owner: Tensor,  # (rows,) which example each row is of, ascending
+    owner: Tensor,  # (rows,) the example of each row, ascending
     examples: int,
-) -> Tensor:  # (examples, most rows of an example, width)
-    """A note for each example out of values for each row; padded with NaN where an example has fewer rows."""
+) -> Tensor:  # (examples, maximum rows of an example, width)
+    """Combine values for each row into one note per example, padded with NaN where an example has fewer rows."""
     rank = _rank(owner)
     stacked = values.new_full((examples, int(rank.max()) + 1, values.shape[1]), math.nan)
     stacked[owner, rank] = values
@@ -226,20 +228,20 @@ def stack_rows(
 
 def unstack_rows(
     stacked: Tensor,  # (examples, rows or more, width)
-    owner: Tensor,  # (rows,) which example each row is of, ascending
+    owner: Tensor,  # (rows,) the example of each row, ascending
 ) -> Tensor:  # (rows, width)
-    """The values of each row again."""
+    """The inverse: the values of each row."""
     return stacked[owner, _rank(owner)]
 
 
 def _rank(owner: Tensor) -> Tensor:
-    """Which of its example's rows each row is."""
+    """The index of each row among the rows of its example."""
     owner = owner.contiguous()
     return torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
 
 
 def _cat_wider(old: Tensor, new: Tensor) -> Tensor:
-    """Slots of `old` then of `new`; in every other dimension the smaller is padded with NaN."""
+    """The slots of `old`, then those of `new`; in every other dimension the smaller is padded with NaN."""
     if old.shape[1:] != new.shape[1:]:
         shape = [max(sizes) for sizes in zip(old.shape[1:], new.shape[1:], strict=True)]
         old, new = (_padded(x, shape) for x in (old, new))
@@ -248,4 +250,4 @@ def _cat_wider(old: Tensor, new: Tensor) -> Tensor:
 
 def _padded(x: Tensor, shape: list[int]) -> Tensor:
     room = [size - own for own, size in zip(x.shape[1:], shape, strict=True)]
-    return F.pad(x, [side for size in reversed(room) for side in (0, size)], value=math.nan)  # from the last one on
+    return F.pad(x, [side for size in reversed(room) for side in (0, size)], value=math.nan)  # last dimension first

@@ -1,29 +1,21 @@
-"""Scores of a run, in percent: accuracies and forgetting from the accuracy matrix, confusion, entity F1.
+"""Scores of a run, in percent: accuracies, forgetting and forward transfer, from the accuracy matrix.
 
 The accuracy matrix has one row per task learned: matrix[t][i] is the score on task i's test set after task t, i <= t,
 with every class seen so far as a possible answer. All indices count from 0.
 """
 
-from __future__ import annotations
+from collections.abc import Sequence
+from typing import Literal
 
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-from bace.data.modalities.token import entities
 from bace.errors import ConfigError, DataError
-
-if TYPE_CHECKING:  # the report takes measures from here and needs no torch
-    from torch import Tensor
 
 Matrix = Sequence[Sequence[float]]
 
-MEASURES = ("A_last", "A_avg", "A_new", "FGT", "FWT")  # of a run, as tables show them
+MEASURES = ("A_last", "A_avg", "A_new", "FGT", "FWT")  # the metrics of a run in the order of tables
 
 
 def average_accuracy(row: Sequence[float]) -> float:
-    """A_t: the mean of one row of the matrix; every task counts the same, however large its test set."""
+    """A_t: the mean of one row of the matrix; every task counts the same, whatever the size of its test set."""
     if not row:
         raise DataError("a row of the accuracy matrix is empty: it needs one score per task seen.")
     return sum(row) / len(row)
@@ -44,21 +36,21 @@ def average_incremental_accuracy(matrix: Matrix) -> float:
 def new_task_accuracy(matrix: Matrix) -> float | None:
     """A_new: the mean score of each task right after it was learned, tasks 2 and later.
 
-    It shows a method that keeps old tasks by learning new ones badly, which A_last and FGT together hide. None for a
-    single task, which was learned with nothing to keep."""
+    It exposes methods that preserve old tasks by learning new ones badly, which A_last and FGT together hide. None for
+    a single task."""
     _check(matrix)
-    return _mean([row[-1] for row in matrix[1:]]) if len(matrix) > 1 else None
+    return average_accuracy([row[-1] for row in matrix[1:]]) if len(matrix) > 1 else None
 
 
 def forgetting(matrix: Matrix, over: Literal["earlier", "all"] = "earlier") -> float | None:
-    """FGT: how far each task but the last fell from its best score to its score after the last task, on average.
+    """FGT: the mean drop of each task except the last from its best score to its score after the last task.
 
-    "earlier" takes the best over the rows before the last, so FGT is negative where old tasks got better; "all"
-    includes the last row and is never negative. None for a single task, which had no time to be forgotten.
+    "earlier" takes the best over the rows before the last, so FGT is negative if old tasks improve; "all" includes the
+    last row and is never negative. None for a single task.
     """
     _check(matrix)
     if over not in ("earlier", "all"):
-        raise ConfigError(f"over = {over!r} is not a reading of forgetting: use 'earlier' or 'all'.")
+        raise ConfigError(f"over = {over!r} is not a definition of forgetting: use 'earlier' or 'all'.")
     last = len(matrix) - 1
     if last == 0:
         return None
@@ -68,13 +60,13 @@ def forgetting(matrix: Matrix, over: Literal["earlier", "all"] = "earlier") -> f
 
 
 def forward_transfer(before: Sequence[float], chance: Sequence[float]) -> float | None:
-    """FWT: the mean gain over chance on a task before it is learned; both lists start at the second task.
+    """FWT: the mean gain over chance on tasks before they are learned; both lists start at the second task.
 
     `before` holds the score of each task just before it is learned, `chance` the same measurement with random rows in
-    the head. None where there is nothing to average.
+    the head. None if there is nothing to average.
     """
     if len(before) != len(chance):
-        raise DataError(f"before has {len(before)} scores, chance {len(chance)}: both need one per task but the first.")
+        raise DataError(f"before has {len(before)} scores, chance {len(chance)}: both need one for tasks 2, 3, ...")
     if not before:
         return None
     return sum(b - c for b, c in zip(before, chance, strict=True)) / len(before)
@@ -83,7 +75,7 @@ def forward_transfer(before: Sequence[float], chance: Sequence[float]) -> float 
 def summary(
     matrix: Matrix, before: Sequence[float] = (), chance: Sequence[float] = ()
 ) -> dict[str, float | list[float] | None]:
-    """Every measure of the matrix by the name it has in tables; `A` lists A_t, task by task."""
+    """Every metric of the matrix by its name in tables; `A` lists A_t, task by task."""
     _check(matrix)
     return {
         "A": [average_accuracy(row) for row in matrix],
@@ -96,146 +88,9 @@ def summary(
     }
 
 
-def accuracy(
-    predictions: Tensor,  # (rows,)
-    targets: Tensor,  # (rows,)
-) -> float:
-    """The share of right predictions."""
-    _check_rows(predictions, targets)
-    if not len(targets):
-        raise DataError("no predictions to score: the test set is empty.")
-    return 100 * int((predictions == targets).sum()) / len(targets)
-
-
-def confusion_matrix(
-    predictions: Tensor,  # (rows,)
-    targets: Tensor,  # (rows,)
-    classes: int,
-) -> Tensor:  # (classes, classes) int64
-    """How often each class (row) was taken for each class (column)."""
-    _check_rows(predictions, targets)
-    for name, values in (("predictions", predictions), ("targets", targets)):
-        outside = values[(values < 0) | (values >= classes)]
-        if len(outside):
-            raise DataError(f"{name} hold class {int(outside[0])}, outside 0 to {classes - 1}: leave such rows out.")
-    return (targets * classes + predictions).bincount(minlength=classes * classes).reshape(classes, classes)
-
-
-def per_class_accuracy(
-    predictions: Tensor,  # (rows,)
-    targets: Tensor,  # (rows,)
-    classes: int,
-) -> list[float | None]:
-    """The accuracy on the examples of each class; None for a class without any."""
-    confusion = confusion_matrix(predictions, targets, classes)
-    right, total = confusion.diagonal().tolist(), confusion.sum(1).tolist()
-    return [100 * r / t if t else None for r, t in zip(right, total, strict=True)]
-
-
-@dataclass(frozen=True)
-class EntityScores:
-    """Entity scores in percent; an entity is right if its first word, last word and type are. A type takes part in a
-    mean over types if it occurs in the gold tags or is predicted. 0 where there is nothing to count.
-
-    Attributes:
-        macro_f1: the mean over all types, as seqeval's: a predicted type that is not the task's has F1 0 and counts.
-        macro_f1_own: the mean over the task's own types (`per_type`), which sees an entity of a foreign type only where
-            it displaces a right one.
-        micro_f1, precision, recall: over entities, whatever their type.
-        macro_precision, macro_recall: the means over the types of `macro_f1`.
-        foreign_rate: the share of predicted entities whose type is not the task's.
-        per_type: F1 of each of the task's own types.
-    """
-
-    macro_f1: float
-    macro_f1_own: float
-    micro_f1: float
-    precision: float
-    recall: float
-    macro_precision: float
-    macro_recall: float
-    foreign_rate: float
-    per_type: dict[str, float]
-
-
-def entity_scores(
-    gold: Sequence[Sequence[str]],
-    predicted: Sequence[Sequence[str]],
-    types: Sequence[str],
-    *,
-    foreign: Literal["error", "outside"] = "error",
-) -> EntityScores:
-    """Scores of predicted IOB2 tags, sentence by sentence, on a task whose entity types are `types`.
-
-    A predicted entity of any other type is an error in precision, micro and macro F1. `foreign="outside"` takes it for
-    O instead: kinder, but it lets the scorer know which task the sentence is from.
-    """
-    if foreign not in ("error", "outside"):
-        raise ConfigError(f"foreign = {foreign!r} is not a way to score foreign types: use 'error' or 'outside'.")
-    if len(gold) != len(predicted):
-        raise DataError(f"{len(gold)} sentences of gold tags, but {len(predicted)} of predicted ones.")
-    right: Counter[str] = Counter()
-    in_gold: Counter[str] = Counter()
-    in_predicted: Counter[str] = Counter()
-    for sentence, (gold_tags, predicted_tags) in enumerate(zip(gold, predicted, strict=True)):
-        if len(gold_tags) != len(predicted_tags):
-            raise DataError(
-                f"sentence {sentence} has {len(gold_tags)} gold tags, but {len(predicted_tags)} predicted ones."
-            )
-        true, guessed = entities(gold_tags), entities(predicted_tags)
-        in_gold.update(kind for _, _, kind in true)
-        in_predicted.update(kind for _, _, kind in guessed)
-        right.update(kind for _, _, kind in true & guessed)
-    strangers = sorted(in_gold.keys() - set(types))
-    if strangers:
-        raise DataError(f"gold tags hold type '{strangers[0]}', which is not one of the task's: {', '.join(types)}.")
-
-    every = in_predicted.total()
-    strange = sum(in_predicted[kind] for kind in in_predicted.keys() - set(types))
-    if foreign == "outside":
-        # An entity of a foreign type neither starts nor prolongs one of the task's, so dropping it is tagging it O.
-        in_predicted = Counter({kind: in_predicted[kind] for kind in types})
-    f1 = {
-        kind: _f1(right[kind], in_predicted[kind], in_gold[kind])
-        for kind in dict.fromkeys((*types, *in_predicted))
-        if in_gold[kind] or in_predicted[kind]
-    }
-    per_type = {kind: score for kind, score in f1.items() if kind in types}
-    return EntityScores(
-        macro_f1=_mean(f1.values()),
-        macro_f1_own=_mean(per_type.values()),
-        micro_f1=_f1(right.total(), in_predicted.total(), in_gold.total()),
-        precision=_share(right.total(), in_predicted.total()),
-        recall=_share(right.total(), in_gold.total()),
-        macro_precision=_mean([_share(right[kind], in_predicted[kind]) for kind in f1]),
-        macro_recall=_mean([_share(right[kind], in_gold[kind]) for kind in f1]),
-        foreign_rate=_share(strange, every),
-        per_type=per_type,
-    )
-
-
-def _share(part: int, whole: int) -> float:
-    return 100 * part / whole if whole else 0.0
-
-
-def _mean(values: Collection[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def _f1(right: int, predicted: int, gold: int) -> float:
-    return _share(2 * right, predicted + gold)  # the harmonic mean of right / predicted and right / gold
-
-
 def _check(matrix: Matrix) -> None:
     if not matrix:
         raise DataError("the accuracy matrix is empty: it needs one row per task learned.")
     for t, row in enumerate(matrix):
         if len(row) != t + 1:
             raise DataError(f"row {t} of the accuracy matrix has {len(row)} scores: expected {t + 1}, one a task seen.")
-
-
-def _check_rows(predictions: Tensor, targets: Tensor) -> None:
-    if predictions.shape != targets.shape or targets.ndim != 1:
-        raise DataError(
-            f"predictions {tuple(predictions.shape)}, targets {tuple(targets.shape)}: expected one class per row."
-        )

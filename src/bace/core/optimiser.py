@@ -1,22 +1,24 @@
-"""The optimiser of a stage: torch's own, over named groups of parameters that have their own learning rates."""
+"""The optimiser of a stage: one of torch's, over named groups of parameters with their own learning rates."""
 
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from bace.config.schema import Training
 from bace.core.method import Stage
 from bace.errors import CheckpointError, TrainingError
 
 OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-ENCODER = "encoder"  # the group of parameters for which no module names another
+ENCODER = "encoder"  # the default group
 
 
 def groups_of(module: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """A module's parameters by the `optimiser_group` that the nearest module around them names."""
+    """A module's parameters by group; the innermost module with an `optimiser_group` names the group."""
     groups: dict[str, list[nn.Parameter]] = {}
     taken: set[nn.Parameter] = set()
 
@@ -33,7 +35,7 @@ def groups_of(module: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 def stage_groups(stage: Stage) -> dict[str, list[nn.Parameter]]:
-    """What a stage optimises: the groups that it names, or all of its module."""
+    """The groups that a stage optimises: those that it names, or all parameters of its module."""
     if stage.groups is None:
         return groups_of(stage.module())
     return {name: list(parameters) for name, parameters in stage.groups().items()}
@@ -42,26 +44,27 @@ def stage_groups(stage: Stage) -> dict[str, list[nn.Parameter]]:
 def make_optimiser(
     stage: Stage, groups: Mapping[str, Iterable[nn.Parameter]], train: Training
 ) -> torch.optim.Optimizer:
-    """A new one. Weights decay; biases, norms and scales do not."""
+    """A new optimiser. Weight decay applies to weights, not to biases, norms and scales."""
     lr = train.lr if stage.lr is None else stage.lr
     rates = {} if train.head_lr is None or stage.lr is not None else {"head": train.head_lr}
     rates |= stage.rates
     trained = [(p, rates.get(name, lr)) for name, parameters in groups.items() for p in parameters if p.requires_grad]
+    weight_decay = train.weight_decay if stage.weight_decay is None else stage.weight_decay
     alike: dict[tuple[float, float], list[nn.Parameter]] = {}
     for p, rate in trained:
-        alike.setdefault((rate, train.weight_decay if p.ndim > 1 else 0.0), []).append(p)
+        alike.setdefault((rate, weight_decay if p.ndim > 1 else 0.0), []).append(p)
     options = [{"params": ps, "lr": r, "base_lr": r, "weight_decay": decay} for (r, decay), ps in alike.items()]
     if not options:
         raise TrainingError(f"stage '{stage.name}' has no trainable parameter")
     kind = stage.optimiser or train.optimiser
-    # fused: one kernel instead of a Python loop over parameters
+    # fused: one kernel instead of a Python loop over the parameters
     if kind == "adam":
         return torch.optim.Adam(options, lr=lr, fused=True)
     if kind == "adamw":
         return torch.optim.AdamW(options, lr=lr, fused=True)
     momentum = train.momentum if stage.momentum is None else stage.momentum
     optimiser = torch.optim.SGD(options, lr=lr, momentum=momentum, fused=True)
-    if momentum:  # what the first step would make; fused SGD cannot take some parameters with and some without
+    if momentum:  # as the first step would; fused SGD needs momentum buffers for all parameters or for none
         optimiser.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p, _ in trained})
     return optimiser
 
@@ -72,8 +75,8 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, factor: float) -> None:
 
 
 def learning_rate_factor(stage: Stage, train: Training, epochs: float, steps: int) -> float:
-    """For the step after this many epochs (a fraction too) of `steps` steps each: a linear warm-up, then the schedule
-    over what is left."""
+    """The factor for the step after this (possibly fractional) number of epochs of `steps` steps each: a linear
+    warm-up, then the schedule over the remaining steps."""
     if stage.schedule:
         return stage.schedule(epochs)
     progress = epochs / stage.epochs
@@ -87,7 +90,7 @@ def learning_rate_factor(stage: Stage, train: Training, epochs: float, steps: in
 
 @contextlib.contextmanager
 def resting(module: nn.Module, trained: Iterable[nn.Parameter]) -> Iterator[None]:
-    """No gradient is computed for the parameters of a module that are not trained."""
+    """Compute no gradient for the parameters of a module that are not trained."""
     moving = set(trained)
     at_rest = [p for p in module.parameters() if p.requires_grad and p not in moving]
     try:
@@ -99,27 +102,40 @@ def resting(module: nn.Module, trained: Iterable[nn.Parameter]) -> Iterator[None
             p.requires_grad_(True)
 
 
-# -- its state in a checkpoint: by parameter and slot
+@dataclass(frozen=True)
+class OptimiserState:
+    """The state that an optimiser keeps for each parameter, to be passed on to another optimiser of its kind. A
+    parameter that was replaced since then starts without state, even if it has the same name."""
 
+    kind: str  # "SGD", "AdamW"; "" for an old checkpoint that does not record it
+    slots: dict[Tensor, dict[str, Tensor]]
 
-def state_of(optimiser: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-    return {
-        f"{names[p]}|{slot}": torch.as_tensor(value)
-        for p, slots in optimiser.state.items()
-        for slot, value in slots.items()
-        if value is not None
-    }
+    @classmethod
+    def of(cls, optimiser: torch.optim.Optimizer) -> Self:
+        noted = {
+            p: {slot: torch.as_tensor(value) for slot, value in slots.items() if value is not None}
+            for p, slots in optimiser.state.items()
+        }
+        return cls(type(optimiser).__name__, noted)
 
+    @classmethod
+    def from_names(cls, kind: str, saved: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> Self:
+        """The inverse of `by_name`."""
+        noted: dict[Tensor, dict[str, Tensor]] = {}
+        for key, value in saved.items():
+            name, _, slot = key.rpartition("|")
+            if (p := parameters.get(name)) is None:
+                continue
+            if value.ndim and (value.shape != p.shape or value.dtype != p.dtype):
+                raise CheckpointError(f"the checkpoint's optimiser state does not fit the parameter '{name}'")
+            noted.setdefault(p, {})[slot] = value
+        return cls(kind, noted)
 
-def restore_state(optimiser: torch.optim.Optimizer, names: Mapping[Tensor, str], saved: Mapping[str, Tensor]) -> None:
-    """Where there is none for a parameter, its state stays as it is."""
-    slots_of: dict[str, dict[str, Tensor]] = {}
-    for key, value in saved.items():
-        name, _, slot = key.rpartition("|")
-        slots_of.setdefault(name, {})[slot] = value
-    for group in optimiser.param_groups:
-        for p in group["params"]:
-            if slots := slots_of.get(names[p]):
-                if any(value.ndim and (value.shape != p.shape or value.dtype != p.dtype) for value in slots.values()):
-                    raise CheckpointError(f"the checkpoint's optimiser state of '{names[p]}' does not fit it")
-                optimiser.state[p] = {slot: value.to(p.device) for slot, value in slots.items()}
+    def by_name(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """The state by parameter and slot, for a checkpoint."""
+        return {f"{name}|{slot}": t for name, p in parameters.items() for slot, t in self.slots.get(p, {}).items()}
+
+    def hand_over(self, optimiser: torch.optim.Optimizer) -> None:
+        if self.kind in ("", type(optimiser).__name__):
+            for p in (p for group in optimiser.param_groups for p in group["params"] if p in self.slots):
+                optimiser.state[p] = {slot: value.to(p.device) for slot, value in self.slots[p].items()}

@@ -1,4 +1,4 @@
-"""Where a run is: moved by the trainer, read by methods and models, saved in every checkpoint."""
+"""The position of a run. The trainer moves it, methods and models read it, and every checkpoint saves it."""
 
 from __future__ import annotations
 
@@ -13,56 +13,64 @@ from bace.randomness import derive, generator
 
 Phase = Literal["begin", "train", "finish", "evaluate", "end"]
 
-# What the rest of a run depends on; the other fields follow from the task and the stage.
+# The rest of a run depends on these fields; the other fields follow from the task and the stage.
 SAVED = ("task", "phase", "stages_done", "prepared", "epoch", "step", "sums", "best", "stale", "noted")
 
 
 @dataclass
 class Position:
-    """The next thing to do. Every random draw is named by it, so nothing about randomness needs to be saved."""
+    """The next thing to do. Every random draw is named by the position, so no generator state needs to be saved."""
 
     seed: int
     task: int = 0
-    known: int = 0  # classes before this task: the old ones are [0, known)
-    seen: int = 0  # classes with this task's: the new ones are [known, seen)
+    known: int = 0  # number of classes before this task; the old classes are [0, known)
+    seen: int = 0  # number of classes including this task's; the new classes are [known, seen)
     stage: str = ""
     epoch: int = 0
     epochs: int = 0
     step: int = 0
-    steps: int = 0  # of an epoch
-    part: int = 0  # of a step, where a method expands a batch
+    steps: int = 0  # number of steps of an epoch
+    part: int = 0  # index within a step, if a method expands a batch
     lr: float = 0.0
-    # how far the task has come
+    # progress within the task
     phase: Phase = "begin"
     stages_done: int = 0
-    prepared: bool = False  # the stage at hand
-    sums: dict[str, float] = field(default_factory=dict)  # loss terms of the epoch so far
-    best: float | None = None  # validation loss, for early stopping
-    stale: int = 0  # epochs since then
-    noted: dict[str, dict[str, Any]] = field(default_factory=dict)  # by studies, in the task's last epoch
+    prepared: bool = False  # whether the current stage is prepared
+    sums: dict[str, float] = field(default_factory=dict)  # sums of the loss terms in this epoch
+    best: float | None = None  # best validation loss, for early stopping
+    stale: int = 0  # epochs since the best one
+    noted: dict[str, dict[str, Any]] = field(default_factory=dict)  # records of studies in the task's last epoch
 
     # -- random draws
 
     def rng(self, name: str) -> torch.Generator:
-        """The stream of random numbers called `name`, at this step. Asking twice gives the same numbers."""
+        """The random stream called `name` at this step. Two calls give the same numbers."""
         return generator(self.seed, name, self.task, self.stage, self.epoch, self.step)
 
     def view(self, draw: int = 0) -> int:
-        """The key of a random view. Draw 0 is the epoch's: the same for anchor, neighbour and teacher all epoch long.
-        Draws 1, 2, ... are fresh at every step: memory examples, second views."""
+        """The key of a random view. Draw 0 is the same for anchor, neighbour and teacher during a whole epoch. Draws 1,
+        2, ... are new at every step, for examples from memory and second views."""
         return derive(self.seed, "view", self.task, self.stage, self.epoch, draw, self.step if draw else 0)
 
     def dropout_seed(self) -> int:
-        """Every step has its own, and every part of it."""
+        """The dropout seed, different for every step and every part of a step."""
         return derive(self.seed, "dropout", self.task, self.stage, self.epoch, self.step, self.part)
+
+    def in_words(self) -> str:
+        return f"task {self.task + 1}, stage '{self.stage}', epoch {self.epoch + 1}, step {self.step + 1}"
 
     # -- moves
 
-    def begin(self, task: Task, phase: Phase = "begin") -> None:
+    def begin(self, task: Task) -> None:
         """The start of a task."""
         self.show_task(task)
-        self.phase, self.stages_done, self.noted = phase, 0, {}
+        self.phase, self.stages_done, self.noted = "begin", 0, {}
         self.begin_stage("before task")
+
+    def end(self, task: Task) -> None:
+        """The end of a task: nothing of it is left to do."""
+        self.show_task(task)
+        self.phase = "end"
 
     def begin_stage(self, name: str) -> None:
         self.stage, self.prepared, self.epoch, self.step, self.part = name, False, 0, 0, 0
@@ -81,19 +89,19 @@ class Position:
         return {name: getattr(self, name) for name in SAVED}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Raises KeyError or TypeError if that is not a saved position."""
-        if "stage" in state:  # before 0.2
+        """Load a saved position; raise KeyError or TypeError if it is not one."""
+        if "stage" in state:  # from versions before 0.2
             state = {"stages_done": state["stage"], **state}
         for name, value in as_saved({name: state[name] for name in SAVED}, Position(seed=0)).items():
             setattr(self, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Position:
-        """A copy of a model stands where the run is, too."""
+        """A deep copy of a model shares the position of the run."""
         return self
 
 
 def tasks_done(state: dict[str, Any]) -> int:
-    """How many tasks were learned and evaluated when this position was saved."""
+    """The number of tasks that were learned and evaluated when this position was saved."""
     position = Position(seed=0)
     position.restore(state)
     return position.tasks_done

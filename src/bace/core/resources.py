@@ -1,4 +1,5 @@
-"""How much memory a method takes: told before a run, so that one that cannot fit does not start, and measured in it."""
+"""The memory that a method needs. It is estimated before a run, which is refused if it cannot fit, and measured during
+it."""
 
 import contextlib
 from collections.abc import Iterable
@@ -8,14 +9,14 @@ import torch
 
 from bace.core.method import Method
 from bace.errors import ConfigError
-from bace.models.encoders import TextEncoder
+from bace.models.encoder import Encoder
 
 LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/proc/meminfo")
 
 
 def bytes_needed(method: Method, tasks: Iterable[int]) -> int:
-    """Parameters, gradients and the optimiser's state in the greediest of these tasks. Activations, which depend on
-    train.batch_size, come on top."""
+    """Bytes of parameters, gradients and optimiser state in the most demanding of these tasks. Activations, which
+    depend on train.batch_size, are not included."""
     train = method.training_settings
     slots = 2 if train.optimiser != "sgd" else int(train.momentum > 0)
     size = next(method.model.parameters()).element_size()
@@ -23,22 +24,22 @@ def bytes_needed(method: Method, tasks: Iterable[int]) -> int:
 
 
 def bytes_kept(method: Method) -> int:
-    """What the method holds now, exemplars by their ids; what modules share is counted once."""
+    """The bytes that the method holds now, where exemplars count as ids and shared parameters count once."""
     return sum(tensor.nbytes for tensors in (method.parameters(), method.buffers()) for tensor in tensors)
 
 
 def bytes_cached(method: Method) -> int:
     """What may still be taken for what frozen blocks make of texts (backbone.cache)."""
-    encoders = (module for module in method.modules() if isinstance(module, TextEncoder))
+    encoders = (module for module in method.modules() if isinstance(module, Encoder))
     return sum({id(cache): cache.room for encoder in encoders if (cache := encoder.cache) is not None}.values())
 
 
 def bytes_free(device: torch.device) -> int | None:
-    """What may still be taken on a device; None where nobody can tell."""
+    """The free bytes of a device; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limits = []
-    for path in LIMITS:  # a container's limit, and what Linux can give without swapping
+    for path in LIMITS:  # the container's limit, and what Linux can provide without swapping
         words = path.read_text().split() if path.exists() else []
         if "MemAvailable:" in words:
             limits.append(1024 * int(words[words.index("MemAvailable:") + 1]))
@@ -48,7 +49,7 @@ def bytes_free(device: torch.device) -> int | None:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Measure `peak_bytes` from here on."""
+    """Start a new measurement of `peak_bytes`."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError):
@@ -56,7 +57,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """The most that was in use: on a GPU by tensors, else by the process; None where nobody can tell."""
+    """The peak usage: of tensors on a GPU, otherwise of the process; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     status = Path("/proc/self/status")
@@ -65,19 +66,19 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def check_room(method: Method, tasks: Iterable[int]) -> str:
-    """What these tasks will take, in words; refused if that cannot fit beside what is taken already."""
+    """A sentence that says how much memory these tasks need; ConfigError if it does not fit into the free memory."""
     needed, texts = bytes_needed(method, tasks), bytes_cached(method)
     free = bytes_free(device := method.stream.device)
     told = f"{method.title} will need up to {in_words(needed)} for parameters, gradients and optimiser"
     if texts:
-        told += f", {in_words(texts)} more for what frozen blocks make of texts (backbone.cache)"
+        told += f", {in_words(texts)} more for the cached outputs of frozen blocks (backbone.cache)"
     if free is not None and needed + texts - bytes_kept(method) > free:
         raise ConfigError(
-            f"{told}, activations not counted, but only {in_words(free)} are free on {device.type}: use fewer tasks, a "
-            "smaller backbone, backbone.adapter or backbone.freeze (what is never trained is kept once), less "
+            f"{told}, without activations, but only {in_words(free)} are free on {device.type}: use fewer tasks, a "
+            "smaller backbone, backbone.adapter or backbone.freeze (frozen parameters are kept once), less "
             "backbone.cache, or another method"
         )
-    return f"{told}; activations come on top"
+    return f"{told}, and more for activations"
 
 
 def in_words(size: int) -> str:

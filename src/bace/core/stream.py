@@ -1,4 +1,4 @@
-"""What a method is given to learn from: tasks, by a stream that refuses what a task may not see."""
+"""The tasks that a method learns from, in a stream that refuses what a task may not see."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,10 +8,11 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from bace.data.batch import Batch, Examples, Modality, View
+from bace.data.batch import Batch, View
+from bace.data.modality import Examples, Modality
 from bace.errors import DataError, StreamRefused
 
-BUCKET = 50  # batches whose examples are sorted by length together, where training batches are bucketed
+BUCKET = 50  # with bucketing, the examples of this many training batches are sorted by length together
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Task:
 
 @dataclass
 class Stream(Sequence[Task]):
-    """The tasks in order, and the only door to their examples.
+    """The tasks in order, and the only access to their examples.
 
     While task t is learned, only its training examples and those in the memory are served; asking for anything else
     raises StreamRefused. Evaluation, joint training and probing take an explicit `licence`, which is logged.
@@ -37,7 +38,7 @@ class Stream(Sequence[Task]):
     data: Examples
     targets: Tensor  # (rows,) class ids in order of arrival
     tasks: list[Task]
-    names: list[str]  # of the classes, in order of arrival; tokens: "O", then "B-type", "I-type"
+    names: list[str]  # of the classes in order of arrival; for tokens: "O", then "B-type", "I-type"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     licences: list[str] = field(default_factory=list)
     _open: Tensor = field(init=False, repr=False)  # (examples,) bool: what may be read now
@@ -65,20 +66,22 @@ class Stream(Sequence[Task]):
     @property
     def background(self) -> int | None:
         """The class shared by all tasks that hides old and future ones: O, tokens only."""
-        return 0 if self.modality == "token" else None
+        return self.modality.background
+
+    @property
+    def one_row(self) -> bool:
+        """Whether every example is one row, so that its features are the row's."""
+        return self.data.row_start is None
 
     @property
     def groups(self) -> Tensor:
         """(classes,) what each class counts as in a memory's quota: itself, or its entity type; -1 for background."""
-        if self.background is None:
-            return torch.arange(len(self.names))
-        types = list(dict.fromkeys(entity_type(name) for name in self.names if name != "O"))
-        return torch.tensor([-1 if name == "O" else types.index(entity_type(name)) for name in self.names])
+        return torch.tensor(self.modality.groups(self.names), dtype=torch.int64)
 
     # -- reading
 
     def batch(self, examples: Tensor, *, view: View = None, inputs: bool = True) -> Batch:
-        """These examples with all their rows; without `inputs`, only which they are."""
+        """These examples with all their rows; without `inputs`, only their ids and targets."""
         self.check(examples)
         made = self.data.inputs(examples, view, self.device) if inputs else {}
         rows, owner = self.rows_of(examples)
@@ -86,7 +89,7 @@ class Stream(Sequence[Task]):
 
     def rows(self, rows: Tensor, *, view: View = None) -> Batch:
         """Exactly these rows, in this order; a sentence that holds several of them is passed once."""
-        if self.data.row_start is None:
+        if self.one_row:
             return self.batch(rows, view=view)
         examples, inverse = torch.unique(self.owners(rows), return_inverse=True)
         self.check(examples)
@@ -94,13 +97,13 @@ class Stream(Sequence[Task]):
         return Batch(inputs, self.targets[rows].to(self.device), examples, rows, self._at(inverse, rows))
 
     def labels(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) row ids, (rows,) class ids
-        """The rows of these examples and their classes, without making inputs."""
+        """The rows of these examples and their classes, without their inputs."""
         self.check(examples)
         rows, _ = self.rows_of(examples)
         return rows, self.targets[rows]
 
     def by_group(self, examples: Tensor) -> dict[int, Tensor]:
-        """Which of these examples show each group (class or entity type), in their order."""
+        """The examples that show each group (class or entity type), in their order."""
         self.check(examples)
         rows, owner = self.rows_of(examples)
         groups = self.groups[self.targets[rows]]
@@ -108,12 +111,12 @@ class Stream(Sequence[Task]):
         return {group: examples[torch.unique(owner[groups == group])] for group in found}
 
     def group_of(self, examples: Tensor) -> Tensor:  # (examples,) ids -> (examples,) groups
-        """The one group that each example stands for: its class; or, of the entity types that a sentence shows, the
-        rarest among these examples, and -1 if it shows none."""
+        """The group of each example: its class or, for a sentence, the one of its entity types that is rarest among
+        these examples; -1 if it shows none."""
         self.check(examples)
         rows, owner = self.rows_of(examples)
         groups = self.groups[self.targets[rows]]
-        if self.background is None:
+        if self.one_row:
             return groups
         shows = {group: torch.unique(owner[groups == group]) for group in set(groups.tolist()) - {-1}}
         chosen = torch.full_like(examples, -1)
@@ -121,11 +124,11 @@ class Stream(Sequence[Task]):
             chosen[shows[group]] = group
         return chosen
 
-    # -- batches of similar lengths, so that little is padded
+    # -- batches of similar lengths, to reduce padding
 
     def bucketed(self, examples: Tensor, size: int) -> tuple[Sequence[Tensor], Callable[[Tensor], Tensor]]:
-        """These examples in parts of `size`, the longest first; and what brings a result with an entry for each row of
-        the parts, one part after the other, into the order of the examples. Pictures stay in their order."""
+        """These examples in parts of `size`, the longest first, and a function that brings results for the rows of all
+        parts back into the order of the examples. Images keep their order."""
         lengths = self.data.lengths
         if lengths is None or len(examples) <= size:
             return examples.split(size), lambda values: values
@@ -135,9 +138,9 @@ class Stream(Sequence[Task]):
         return examples[order].split(size), lambda values: values[back]
 
     def shuffled(self, examples: Tensor, size: int, rng: torch.Generator, *, bucketing: bool) -> list[Tensor]:
-        """These examples in random batches. With `bucketing` each has texts of similar lengths: the shuffled examples
-        are sorted inside windows of BUCKET batches, and the batches are shuffled again. The batch that is not full, if
-        there is one, is a random one, so that no length is always in it."""
+        """These examples in random batches. With `bucketing`, each batch has texts of similar lengths: the shuffled
+        examples are sorted inside windows of BUCKET batches, and then the batches are shuffled. If one batch is not
+        full, its examples are random, so that no length is always in it."""
         order = examples[torch.randperm(len(examples), generator=rng)]
         lengths = self.data.lengths if bucketing else None
         if lengths is None:
@@ -149,10 +152,10 @@ class Stream(Sequence[Task]):
             batches += window[torch.argsort(lengths[window], stable=True)].split(size)
         return [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
 
-    # -- what may be read
+    # -- access
 
     def begin(self, task: Task, memory: Tensor, *, past: bool = False) -> None:
-        """Open task `task`'s training examples and the memory's, and close everything else."""
+        """Allow reading the training examples of `task` and those in memory, and nothing else."""
         self._open.zero_()
         self._open[task.train] = True
         self._open[memory] = True
@@ -162,7 +165,7 @@ class Stream(Sequence[Task]):
 
     @contextmanager
     def licence(self, reason: str, examples: Tensor) -> Iterator[None]:
-        """Open more examples for a stated and logged reason (evaluation, probing)."""
+        """Allow reading more examples for a stated and logged reason (evaluation, probing)."""
         if reason not in self.licences:
             self.licences.append(reason)
         before = self._open.clone()
@@ -178,7 +181,7 @@ class Stream(Sequence[Task]):
         if not bool(allowed.all()):
             refused = examples[~allowed]
             raise StreamRefused(
-                f"the stream refuses example {int(refused[0])} ({len(refused)} of {len(examples)} asked for): it is "
+                f"the stream refuses example {int(refused[0])} ({len(refused)} of {len(examples)} requested): it is "
                 "neither in the current task's training set nor in the memory. A method may read only those; joint "
                 "training declares `licence = 'past'`."
             )
@@ -210,8 +213,3 @@ class Stream(Sequence[Task]):
             if task.classes.start != expected:
                 raise DataError(f"task '{task.name}' starts at class {task.classes.start}, expected {expected}")
             expected = task.classes.stop
-
-
-def entity_type(name: str) -> str:
-    """'B-person' -> 'person'."""
-    return name[2:]

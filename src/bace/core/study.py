@@ -1,4 +1,4 @@
-"""What a study is: it looks at a method after every task, and changes nothing."""
+"""Studies observe a method after every task and change nothing."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -17,18 +17,18 @@ Record = dict[str, Any]  # plain JSON, so that it is in every checkpoint
 
 
 class Skipped(Exception):
-    """A study says nothing about a method; the message is why."""
+    """A study does not apply to a method; the message says why."""
 
 
 @dataclass
 class Seen:
-    """What all studies are shown after a task. Data beside the task's own they read by a licence of the stream."""
+    """What studies see after a task. They need a licence of the stream to read data of other tasks."""
 
     method: Method
     task: Task
-    scores: list[float]  # of the method itself on each task so far: the newest row of the accuracy matrix
+    scores: list[float]  # of the method on each task so far: the newest row of the accuracy matrix
     lenient: bool = False  # entities: foreign types count as O (measure.map_foreign_types_to_O)
-    noted: dict[str, Record] = field(default_factory=dict)  # by study: what it noted in the task's last epoch
+    noted: dict[str, Record] = field(default_factory=dict)  # by study: its record of the task's last epoch
 
     @property
     def stream(self) -> Stream:
@@ -45,13 +45,13 @@ class Seen:
 
     @functools.cached_property
     def training(self) -> tuple[Tensor, Tensor]:  # (rows, width) features, (rows,) class ids
-        """The network's features of all training data so far, in clean views: passed once for all studies."""
+        """The network's features of all training data so far, in clean views, computed once for all studies."""
         features = self.method.outputs(self.training_ids).features
         return features, self.stream.labels(self.training_ids)[1]
 
     @contextmanager
     def licence(self, study: str, *more: Tensor) -> Iterator[None]:
-        """Open all training data so far, and more, to a study."""
+        """Allow a study to read all training data so far, and `more`."""
         reason = f"{study} (a study: all data of the tasks so far, fed back to nothing)"
         with self.stream.licence(reason, torch.cat([self.training_ids, *more])):
             yield
@@ -59,16 +59,16 @@ class Seen:
     def check_one_encoder(self) -> None:
         """Raise Skipped unless one encoder makes the features of all classes."""
         if not self.method.one_encoder:
-            raise Skipped(f"{self.method.title} passes every task through an encoder of its own: there is no one space")
+            raise Skipped(f"{self.method.title} passes every task through an encoder of its own: they share no space")
 
 
 @dataclass(frozen=True)
 class Study:
-    """The hooks of a study, in the order in which the trainer calls them; all that is kept between them is JSON."""
+    """The hooks of a study. Everything that is kept between them is JSON."""
 
     after_task: Callable[[Seen], Record]
     collect: Callable[[list[Record], Stream, Config], Record]  # after the last task: what studies.json holds
-    before_epoch: Callable[[Method, Task], Record | None] | None = None  # called again on resume; None: keep the last
+    before_epoch: Callable[[Method, Task], Record | None] | None = None  # called again on resume; None keeps the last
 
     def observe(self, seen: Seen) -> Record:
         try:

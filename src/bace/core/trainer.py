@@ -1,12 +1,12 @@
-"""The one loop. A method returns losses; the trainer owns the steps, the order of things, checkpoints and measures.
+"""The training loop. A method returns losses; the trainer owns the steps, their order, checkpoints and metrics.
 
-Read it from `Trainer.run` down. A run can be cut at every `resume_point` and goes on from there, bit for bit.
+Read it from `Trainer.run` down. A run can be interrupted at every `resume_point` and continues from there, bit for bit.
 """
 
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,30 +15,31 @@ from torch import Tensor, nn
 
 from bace.config.schema import Config
 from bace.core import metrics
-from bace.core.checkpoint import as_saved, fill, split_state, understood
+from bace.core.checkpoint import as_saved, method_state, take_state, understood
 from bace.core.evaluation import evaluate_seen, transfer
+from bace.core.loss_log import LossLog
 from bace.core.method import Method, Stage
 from bace.core.optimiser import (
+    OptimiserState,
     learning_rate_factor,
     make_optimiser,
     resting,
-    restore_state,
     set_learning_rate,
     stage_groups,
-    state_of,
 )
+from bace.core.prefetch import made_ahead
 from bace.core.resources import bytes_kept
 from bace.core.stream import Stream, Task
 from bace.core.study import Seen, Study
-from bace.errors import Stopped, TrainingError
-from bace.models.encoders import Encoder
+from bace.data.batch import Batch
+from bace.errors import Stopped
 from bace.models.model import Model
 from bace.randomness import seed_dropout
 
 
 @dataclass
 class Results:
-    """What was measured so far; plain JSON."""
+    """What has been measured so far, as plain JSON."""
 
     matrix: list[list[float]] = field(default_factory=list)  # row t: score of each task up to t after learning task t
     before: list[float] = field(default_factory=list)  # score of tasks 2.. with imprinted rows, before learning them
@@ -46,10 +47,10 @@ class Results:
     details: list[dict[str, Any]] = field(default_factory=list)  # per task: everything else
     studies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by study: a record of each task
     seconds: float = 0.0
-    passes: float = 0.0  # of examples through an encoder, forward; there and back counts three
+    passes: float = 0.0  # of examples through an encoder: forward counts one, forward and backward three
 
     def check(self) -> None:
-        """Raises what summing up would raise, but before the rest is computed: a file may hold anything."""
+        """Raise what summing up would raise, but before the rest is computed, because a file may hold anything."""
         if self.matrix:
             metrics.summary(self.matrix)
         for detail in self.details:
@@ -61,16 +62,16 @@ class Results:
 
 
 class Trainer:
-    """Learns a stream with a method.
+    """Trains a method on a stream.
 
     Args:
-        method, stream: attached to each other (`experiments.run.attach`).
+        method, stream: attached to each other (`experiments.assemble.attach`).
         config: training, measures and checkpoint settings.
         log: takes one JSON-able event at a time.
         save: called with (tensors, JSON state) when a checkpoint is due; None: never saved.
         show: called with the current position for a progress bar.
-        studies: what looks on, by name.
-        stopping: asked at every resume point for the signal that asks the run to stop there, if one has come.
+        studies: the studies that observe the run, by name.
+        stopping: called at every resume point; returns the signal that asks the run to stop, if one has arrived.
     """
 
     def __init__(
@@ -88,25 +89,26 @@ class Trainer:
         self.method, self.stream, self.config = method, stream, config
         self.log, self.save, self.show, self.stopping = log, save, show, stopping
         self.studies = studies or {}
-        self.now, self.results = method.now, Results()
+        self.now, self.results, self.losses = method.now, Results(), LossLog()
         self.optimiser: torch.optim.Optimizer | None = None
-        self.saved_optimiser: dict[str, Tensor] = {}  # by parameter and slot, from the checkpoint
+        self.restored: OptimiserState | None = None  # from the checkpoint, until a stage uses it
         self.steps_since_save, self.saved_at = 0, time.monotonic()
-        self.clock = spent()
+        self.clock = self.spent()
 
-    # -- the story
+    # -- the main path
 
     def run(self) -> Results:
-        """All tasks, from wherever the run is."""
+        """Learn all tasks, from the current position on."""
         for task in self.stream[self.now.tasks_done :]:
             self.learn(task)
             self.evaluate(task)
-            self.now.phase = "end"
+            self.now.end(task)
             self.resume_point("task", due=True)
         return self.results
 
     def learn(self, task: Task) -> None:
-        """One task, from its beginning or from where it was cut: before_task, grow, the stages, after_task, shrink."""
+        """Learn one task, from its beginning or from the resume point: before_task, grow, the stages, after_task,
+        shrink."""
         method, now = self.method, self.now
         self.enter(task)
         if now.phase == "begin":
@@ -134,9 +136,9 @@ class Trainer:
             self.resume_point("evaluate")
 
     def train(self, stage: Stage, stages: int) -> None:
-        """One stage, from its beginning or from where it was cut: epochs of shuffled batches."""
+        """Train one stage, from its beginning or from the resume point, in epochs of shuffled batches."""
         method, now, (first_epoch, first_step) = self.method, self.now, (self.now.epoch, self.now.step)
-        now.stage, now.epoch, now.step = stage.name, 0, 0  # what a stage needs is made, or made again, at its start
+        now.stage, now.epoch, now.step = stage.name, 0, 0  # what a stage needs is made (again) at its start
         if not now.prepared:
             if stage.structure:
                 stage.structure()
@@ -148,31 +150,32 @@ class Trainer:
                 model.dropout_seed = now.dropout_seed
         examples, module, groups = stage.examples(), stage.module(), stage_groups(stage)
         trained = {p for group in groups.values() for p in group}
-        parameters = [p for p in method.parameters() if p in trained]  # in an order that no grouping changes
+        parameters = [p for p in method.parameters() if p in trained]  # in an order that does not depend on the groups
         now.steps = -(-len(examples) // stage.batch_size)
         now.epochs = stage.epochs = max(stage.epochs, -(-stage.min_steps // max(now.steps, 1)))
         with resting(module, parameters):
             self.optimiser = self.begin_optimiser(stage, groups) if stage.optimise else None
-            self.saved_optimiser = {}
+            self.restored = None
             for now.epoch in range(first_epoch, stage.epochs):
                 now.step = 0
-                self.open()  # what has left the memory since is closed
+                self.open()  # closes what has left the memory since
                 method.eval()
                 method.before_epoch(stage)
                 self.note()
                 module.train()
                 batches = self.batches(stage, examples)
                 now.step, first_step = first_step, 0
-                for ids in batches[now.step :]:
+                for batch in self.made(stage, batches[now.step :]):
                     self.set_learning_rate(stage)
-                    view = now.view() if stage.augment else None
-                    batch = self.stream.batch(ids, view=view, inputs=not stage.cached)
                     for now.part, piece in enumerate(method.expand(batch)):
-                        seed_dropout(now.dropout_seed())  # for modules of a method's own; models ask for theirs
+                        seed_dropout(now.dropout_seed())  # for a method's own modules; models seed themselves
                         self.step(stage, piece, parameters)
-                    now.step += 1
+                    now.step, now.part = now.step + 1, 0
                     self.show_progress(stage, stages)
+                    if self.losses.due:
+                        self.losses.read_into(now.sums)
                     self.resume_point("step", steps=1)
+                self.losses.read_into(now.sums)
                 method.after_epoch(stage)
                 self.log_epoch(stage)
                 now.sums = {}
@@ -180,38 +183,41 @@ class Trainer:
                     break
         module.eval()
         if self.optimiser is not None:
-            self.optimiser.zero_grad(set_to_none=True)  # not to be kept beside those of the next stage
+            self.optimiser.zero_grad(set_to_none=True)  # free the gradients before the next stage
 
     def batches(self, stage: Stage, examples: Tensor) -> list[Tensor]:
-        """The ids of an epoch, batch by batch."""
+        """The example ids of an epoch, batch by batch."""
         rng = self.now.rng("order")
         if stage.sampler:
             return list(stage.sampler(rng).split(stage.batch_size))
         bucketing = self.config.train.bucketing and not stage.cached
         return self.stream.shuffled(examples, stage.batch_size, rng, bucketing=bucketing)
 
-    def step(self, stage: Stage, batch: Any, parameters: list[nn.Parameter]) -> None:
+    def made(self, stage: Stage, batches: list[Tensor]) -> Iterator[Batch]:
+        """The batches of these ids, made ahead of their steps."""
+        view = self.now.view() if stage.augment else None
+        make = functools.partial(self.stream.batch, view=view, inputs=not stage.cached)
+        ahead = self.config.train.prefetch
+        return made_ahead(make, batches, (self.stream.device.type != "cpu") * 2 if ahead is None else ahead)
+
+    def step(self, stage: Stage, batch: Batch, parameters: list[nn.Parameter]) -> None:
         """Loss, gradient, update."""
         method, optimiser = self.method, self.optimiser
         loss = stage.loss(batch)
         terms = {"loss": loss} if isinstance(loss, Tensor) else loss
         if terms:
-            total = functools.reduce(torch.add, terms.values())
-            self.check_finite(total, terms)
             assert optimiser is not None
             optimiser.zero_grad(set_to_none=True)
-            total.backward()
+            functools.reduce(torch.add, terms.values()).backward()
             method.before_step(batch)
             if clip := self.config.train.clip if stage.clip is None else stage.clip:
                 nn.utils.clip_grad_norm_(parameters, clip)
             optimiser.step()
-            for name, term in terms.items():
-                self.now.sums[name] = self.now.sums.get(name, 0.0) + float(term.detach())
-            self.now.sums["steps"] = self.now.sums.get("steps", 0) + 1
+            self.losses.note(self.now.in_words(), terms)
         method.after_step(batch)
 
     def evaluate(self, task: Task) -> None:
-        """One more row of the accuracy matrix."""
+        """Add a row to the accuracy matrix."""
         self.now.begin_stage("evaluate")
         asked = sum(len(self.method.evaluated(earlier)) for earlier in self.stream[: task.index + 1])
         if cost := self.method.prediction_cost(asked):
@@ -227,28 +233,28 @@ class Trainer:
         self.observe(task, row)
 
     def note(self) -> None:
-        """Let the studies see the epoch's tables. Again on resume, to the same end."""
+        """Show the epoch's tables to the studies. On resume this is repeated, with the same result."""
         for name, study in self.studies.items():
             found = study.before_epoch and study.before_epoch(self.method, self.stream[self.now.task])
             if found:
                 self.now.noted[name] = found
 
     def observe(self, task: Task, scores: list[float]) -> None:
-        """Let the studies look at what the task has left. What they spend is not counted as the method's."""
+        """Show the learned task to the studies. Their time is not counted as the method's."""
         self.tick()
         seen = Seen(self.method, task, scores, self.config.measure.map_foreign_types_to_O, self.now.noted)
         for name, study in self.studies.items():
             self.show((task.index + 1) / len(self.stream), f"task {task.index + 1}/{len(self.stream)} {name}")
             self.results.studies.setdefault(name, []).append(study.observe(seen))
-        self.clock = spent()
+        self.clock = self.spent()
 
     def findings(self) -> dict[str, Any]:
-        """What the studies have found in the whole run: studies.json."""
+        """The findings of the studies over the whole run: studies.json."""
         records = self.results.studies
         return {n: study.findings(records[n], self.stream, self.config) for n, study in self.studies.items()}
 
     def measure_transfer(self, task: Task) -> None:
-        """Forward transfer, before a task is learned."""
+        """Measure forward transfer before a task is learned."""
         wanted = self.config.measure.fwt and self.method.growing_head and len(task.test)
         if task.index and wanted:
             found = transfer(self.method, task, lenient=self.config.measure.map_foreign_types_to_O)
@@ -257,8 +263,8 @@ class Trainer:
             self.log({"event": "transfer", "task": task.index + 1, **found})
 
     def converged(self, stage: Stage) -> bool:
-        """Early stopping on the network's validation loss; off unless `train.early_stop` is set, and in a stage that
-        trains nothing of the network."""
+        """Early stopping on the network's validation loss. It is off unless `train.early_stop` is set, and in a stage
+        that trains no part of the network."""
         valid = self.stream[self.now.task].valid
         if not self.config.train.early_stop or not len(valid):
             return False
@@ -276,11 +282,12 @@ class Trainer:
     # -- the optimiser
 
     def begin_optimiser(self, stage: Stage, groups: dict[str, list[nn.Parameter]]) -> torch.optim.Optimizer:
-        """A new one, with the state it had in the checkpoint, or (reset_optimiser off) in the stage before."""
-        optimiser, before = make_optimiser(stage, groups, self.config.train), self.optimiser
-        if before is not None and not self.config.train.reset_optimiser and type(before) is type(optimiser):
-            optimiser.state.update({p: before.state[p] for ps in groups.values() for p in ps if p in before.state})
-        restore_state(optimiser, self.names(), self.saved_optimiser)
+        """A new optimiser with the state of the checkpoint or, with reset_optimiser off, of the previous stage."""
+        optimiser, before = make_optimiser(stage, groups, self.config.train), self.restored
+        if before is None and self.optimiser is not None and not self.config.train.reset_optimiser:
+            before = OptimiserState.of(self.optimiser)
+        if before is not None:
+            before.hand_over(optimiser)
         return optimiser
 
     def set_learning_rate(self, stage: Stage) -> None:
@@ -290,13 +297,10 @@ class Trainer:
         if self.optimiser:
             set_learning_rate(self.optimiser, factor)
 
-    def names(self) -> dict[Tensor, str]:
-        return {p: name for name, p in self.method.named_parameters()}
-
-    # -- where we are
+    # -- the position
 
     def enter(self, task: Task) -> None:
-        """The start of a task, or (on resume) the place in it where the run was cut."""
+        """Go to the start of a task or, on resume, to the point where the run was interrupted."""
         if self.now.task != task.index or self.now.phase in ("begin", "end"):
             self.now.begin(task)
         self.now.show_task(task)
@@ -306,7 +310,7 @@ class Trainer:
             self.log({"event": "licence", "reason": "joint training: all earlier training data may be read"})
 
     def open(self) -> None:
-        """The task's training examples and what is in memory now may be read."""
+        """Allow reading the task's training examples and the current memory, and nothing else."""
         task = self.stream[self.now.task]
         self.stream.begin(task, self.method.remembered(), past=self.method.licence == "past")
 
@@ -323,21 +327,10 @@ class Trainer:
         event = {"event": "epoch", "task": self.now.task + 1, "stage": stage.name, "epoch": self.now.epoch}
         self.log({**event, "loss": sum(terms.values()) if terms else None, "terms": terms})
 
-    def check_finite(self, total: Tensor, terms: dict[str, Tensor]) -> None:
-        if bool(torch.isfinite(total)):
-            return
-        now = self.now
-        guilty = [name for name, term in terms.items() if not bool(torch.isfinite(term))] or list(terms)
-        raise TrainingError(
-            f"the loss is not finite: term '{guilty[0]}' is {terms[guilty[0]].item()} in task {now.task + 1}, stage "
-            f"'{now.stage}', epoch {now.epoch + 1}, step {now.step + 1}. The last good checkpoint is kept; try a "
-            "lower train.lr, or train.clip 1."
-        )
-
     # -- saving and going on
 
     def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
-        """A place where a run may be cut; a checkpoint is written if one is due, and before the run is stopped."""
+        """A point where a run may be interrupted. A checkpoint is written if one is due or the run must stop."""
         self.steps_since_save += steps
         every, minutes = self.config.checkpoint.every, self.config.checkpoint.minutes
         due = due or bool(every and self.steps_since_save >= every)
@@ -350,28 +343,33 @@ class Trainer:
         if signal:
             raise Stopped(signal)
 
+    def spent(self) -> tuple[float, float]:
+        """Seconds on the clock, and passes of examples through the run's encoders, up to now."""
+        return time.monotonic(), self.method.model.encoder.passes.total
+
     def tick(self) -> None:
         """Add what was spent since the last time."""
-        before, self.clock = self.clock, spent()
+        before, self.clock = self.clock, self.spent()
         self.results.seconds += self.clock[0] - before[0]
         self.results.passes += self.clock[1] - before[1]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the rest of the run depends on."""
-        tensors, plain = split_state(self.method.state_dict())
-        tensors = {f"method.{name}": value for name, value in tensors.items()}
-        optimiser = self.saved_optimiser  # restored, and not yet taken over by a stage
-        if self.optimiser and not self.optimiser_is_over():
-            optimiser = state_of(self.optimiser, self.names()) | optimiser
-        tensors |= {f"optimiser.{name}": value for name, value in optimiser.items()}
-        results = dataclasses.asdict(self.results)
-        return tensors, {"at": self.now.state(), "results": results, "method": plain, "licences": self.stream.licences}
+        self.losses.read_into(self.now.sums)  # what is not finite is never saved
+        tensors, plain = take_state(self.method)
+        optimiser = self.restored
+        if self.optimiser is not None and not self.optimiser_is_over():
+            optimiser = OptimiserState.of(self.optimiser)
+        noted = optimiser.by_name(dict(self.method.named_parameters())) if optimiser else {}
+        tensors |= {f"optimiser.{name}": value for name, value in noted.items()}
+        state = {"at": self.now.state(), "results": dataclasses.asdict(self.results), "method": plain}
+        return tensors, {**state, "licences": self.stream.licences, "optimiser": optimiser.kind if optimiser else ""}
 
     def optimiser_is_over(self) -> bool:
         return self.config.train.reset_optimiser and not self.now.prepared
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Make the shapes again (grow, structure, shrink), then fill in the saved values."""
+        """Rebuild the shapes (grow, structure, shrink), then load the saved values."""
         with understood("the checkpoint"):
             self._restore(tensors, state)
 
@@ -381,12 +379,8 @@ class Trainer:
         self.results.check()
         self.stream.licences = list(state["licences"])
         self.method.rebuild(self.stream[: self.now.task + 1])
-        fill(self.method, tensors, state["method"])
-        slots = {name: t for name, t in tensors.items() if name.startswith("optimiser.")}
-        self.saved_optimiser = {name.removeprefix("optimiser."): t for name, t in slots.items()}
-        self.clock = spent()
-
-
-def spent() -> tuple[float, float]:
-    """Seconds on the clock, and passes of examples through encoders, up to now."""
-    return time.monotonic(), Encoder.passes
+        self.method.load_state_dict(method_state(tensors, state["method"]))
+        noted = {name.removeprefix("optimiser."): t for name, t in tensors.items() if name.startswith("optimiser.")}
+        parameters = dict(self.method.named_parameters())
+        self.restored = OptimiserState.from_names(state.get("optimiser", ""), noted, parameters) if noted else None
+        self.clock = self.spent()

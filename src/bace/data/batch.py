@@ -1,16 +1,14 @@
-"""Examples of every modality, and batches of their rows.
+"""Batches of rows.
 
 A *row* is what gets a label: an image, a text, or a word of a sentence. An *example* is what is stored and replayed: an
 image, a text, a sentence. For images and texts the two are the same thing and share their ids.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-Modality = Literal["image", "text", "token"]
 View = int | None  # the key of a random view (see Position.view); None is the clean view
 MIRRORED: View = -1  # the clean view left to right, of pictures that are mirrored in training; others stay as they are
 NO_IDS = torch.zeros(0, dtype=torch.int64)
@@ -69,26 +67,3 @@ def _cat_padded(a: Tensor, b: Tensor) -> Tensor:
         length = max(a.shape[1], b.shape[1])
         a, b = (torch.nn.functional.pad(x, (0, length - x.shape[1])) for x in (a, b))
     return torch.cat([a, b])
-
-
-class Examples(Protocol):
-    """Raw examples of one modality, turned into batched tensors (data/modalities)."""
-
-    modality: Modality
-
-    @property
-    def row_start(self) -> Tensor | None: ...  # (examples + 1,) first row of each example; None: a row an example
-
-    @property
-    def positions(self) -> Tensor | None: ...  # (rows,) token position of each row in its sentence; tokens only
-
-    @property
-    def lengths(self) -> Tensor | None: ...  # (examples,) tokens of each example; None: all are of one size
-
-    def __len__(self) -> int: ...
-
-    def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]: ...
-
-    def take(self, examples: Tensor) -> dict[str, Tensor]: ...
-
-    def prepend(self, kept: dict[str, Tensor]) -> None: ...

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bace.config.schema import Config
 from bace.data import datasets
-from bace.data.batch import Modality
+from bace.data.cut import Cut
 from bace.data.datasets import (
     ENTITIES,
     ENTITIES_DESK,
@@ -26,56 +25,11 @@ from bace.data.datasets import (
 )
 from bace.data.digits import load_digits
 from bace.data.files import has_split
-from bace.data.table import Table, first_of_each, read
+from bace.data.modalities import find_modality
+from bace.data.modality import Table
+from bace.data.table import first_of_each, read
 from bace.errors import ConfigError, DataError, nearest
 from bace.randomness import generator
-
-
-@dataclass
-class Cut:
-    """How a benchmark's data are read and cut into tasks; settings of every benchmark.
-
-    Args:
-        path: where the data are: a folder or file (Parquet, image folders, CSV, JSONL, CoNLL), or a hub id; for
-            benchmarks of several corpora the folder that holds theirs. The embedded benchmark needs none.
-        tasks: number of tasks, with the classes shared out equally; or the number of classes of each task.
-        class_order: the order in which the classes arrive: names, `shuffled` (by `seed`), or `numpy` (NumPy's own
-            permutation by `seed` of the names sorted as text, as RevisitingCIL has it); default: the source's.
-        seed: of a shuffled class order, and of what test_fraction holds out.
-        train_per_class: only the first so many training examples of each class, in file order.
-        test_per_class: the same for the test.
-        train_per_task: only the first so many training examples of each task, in file order.
-        test_per_task: the same for the test.
-        test_fraction: hold out this share of each class (of the sentences) as the test, for data without a test split.
-        val_fraction: share of each class's training examples (of a task's sentences) held out for validation.
-        augment: random crops (and flips) in training.
-        flip: mirror pictures at random; off for digits and letters.
-        image_size: side of the squares as which pictures are kept; default: as they are if all have one size, else 256.
-        max_length: longest text in tokens; longer texts are cut, longer sentences are windowed.
-        input_column: of a table, if not found by itself.
-        label_column: of a table, if not found by itself.
-    """
-
-    path: str | None = None
-    tasks: int | list[int] = 5
-    class_order: str | list[str] | None = None
-    seed: int = 0
-    train_per_class: int | None = None
-    test_per_class: int | None = None
-    train_per_task: int | None = None
-    test_per_task: int | None = None
-    test_fraction: float = 0.0
-    val_fraction: float = 0.0
-    augment: bool = True
-    flip: bool = True
-    image_size: int | None = None
-    max_length: int = 128
-    input_column: str | None = None
-    label_column: str | None = None
-
-
-def cut_of(config: Config) -> Cut:
-    return Cut(**{k: v for k, v in config.benchmark.items() if k != "name"})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -94,15 +48,16 @@ class Benchmark:
     """A declaration: what `bace list benchmarks` shows, and the defaults that `bace run` starts from."""
 
     name: str
-    modality: Modality
+    modality: str
     note: str
     parts: Callable[[Cut], list[Part]]
     defaults: dict[str, Any] = field(default_factory=dict)  # by setting: {"memory.size": 20, ...}
     corpora: tuple[Corpus, ...] = ()  # the public sets that it is made of
 
 
-def shared_out(shares: tuple[Share, ...], modality: Modality) -> Callable[[Cut], list[Part]]:
-    """Several corpora as a stream: the tasks are theirs, whatever benchmark.tasks says."""
+def shared_out(shares: tuple[Share, ...], modality: str, *, prefix: bool = True) -> Callable[[Cut], list[Part]]:
+    """Several corpora as a stream: the tasks are theirs, whatever benchmark.tasks says. `prefix`: the corpus's name
+    stands before each class's, for two corpora may have classes of one name."""
 
     def parts(cut: Cut) -> list[Part]:
         if cut.class_order is not None:
@@ -112,9 +67,9 @@ def shared_out(shares: tuple[Share, ...], modality: Modality) -> Callable[[Cut],
         for share in shares:
             train, test = read_corpus(share.corpus, modality, cut)
             classes = list(share.classes) or train.names
-            if modality != "token":  # all sentences of a corpus are shown, also those without an entity
+            if find_modality(modality).one_label:  # all sentences are shown, also those without an entity
                 train, test = only(train, classes), only(test, classes)
-            if modality != "text":  # topics have names of their own
+            if prefix:
                 train, test = qualified(share, train), qualified(share, test)
                 classes = [f"{share.corpus.folder}.{name}" for name in classes]
             found.append(Part(share.name, classes, train, test))
@@ -128,7 +83,7 @@ def one_set(corpus: Corpus) -> Callable[[Cut], list[Part]]:
     return lambda cut: cut_by_class(*read_corpus(corpus, "image", cut, alone=True), cut)
 
 
-def read_corpus(corpus: Corpus, modality: Modality, cut: Cut, *, alone: bool = False) -> tuple[Table, Table]:
+def read_corpus(corpus: Corpus, modality: str, cut: Cut, *, alone: bool = False) -> tuple[Table, Table]:
     """A public set's training and test examples; a warning if they are not all of them."""
     source = locate(corpus, cut.path, alone=alone)
     here = isinstance(source, Path)
@@ -156,7 +111,7 @@ def read_corpus(corpus: Corpus, modality: Modality, cut: Cut, *, alone: bool = F
 
 
 def read_both(
-    source: str | Path, modality: Modality, cut: Cut, test_fraction: float, options: dict[str, Any]
+    source: str | Path, modality: str, cut: Cut, test_fraction: float, options: dict[str, Any]
 ) -> tuple[Table, Table]:
     """Training and test; the test is a split of the source, or held out. Pictures are not decoded yet."""
 
@@ -223,9 +178,7 @@ def share_out(classes: int, tasks: int | list[int]) -> list[int]:
 def only(table: Table, classes: list[str]) -> Table:
     """The examples of these classes; sentences that show at least one of these entity types."""
     own = set(classes)
-    if table.modality == "token":
-        return table.take([i for i, tags in enumerate(table.labels) if any(tag[2:] in own for tag in tags)])
-    return table.take([i for i, label in enumerate(table.labels) if label in own])
+    return table.take([i for i, shown in enumerate(table.shown()) if shown & own])
 
 
 # -- from parts to a stream
@@ -240,15 +193,13 @@ def check_parts(parts: list[Part]) -> None:
                 raise DataError(f"class '{name}' is declared in '{owner[name]}' and in '{part.name}': give it to one")
             owner[name] = part.name
         for split, table in (("training", part.train), ("test", part.test)):
-            if table.modality == "token":
-                shown = {tag[2:] for tags in table.labels for tag in tags if tag != "O"}
-            else:
-                shown = {str(label) for label in table.labels}
-                if foreign := sorted(shown - set(part.classes)):
-                    raise DataError(
-                        f"a {split} example of '{part.name}' has the label '{foreign[0]}', which is not a class of "
-                        f"the task ({', '.join(part.classes)})"
-                    )
+            shown = set().union(*table.shown())
+            foreign = sorted(shown - set(part.classes))
+            if foreign and table.modality.background is None:
+                raise DataError(
+                    f"a {split} example of '{part.name}' has the label '{foreign[0]}', which is not a class of "
+                    f"the task ({', '.join(part.classes)})"
+                )
             if empty := [name for name in part.classes if name not in shown]:
                 raise DataError(f"class '{empty[0]}' of '{part.name}' has no {split} example: add some or drop it")
 
@@ -261,7 +212,9 @@ def _digits(cut: Cut) -> list[Part]:
     return cut_by_class(first_of_class(train, cut.train_per_class), first_of_class(test, cut.test_per_class), cut)
 
 
-def _own_data(modality: Modality) -> Callable[[Cut], list[Part]]:
+def own_data(modality: str) -> Callable[[Cut], list[Part]]:
+    """A user's own data, cut into tasks by its classes."""
+
     def parts(cut: Cut) -> list[Part]:
         if not cut.path:
             raise ConfigError("this benchmark reads your own data: say where it is with --benchmark.path")
@@ -292,8 +245,8 @@ def hold_out(
 def split_off(table: Table, fraction: float, rng: torch.Generator) -> tuple[Table, Table]:
     """A table without a test split as training and test."""
     names = {str(label): c for c, label in enumerate(dict.fromkeys(map(str, table.labels)))}
-    token = table.modality == "token"  # a sentence shows several classes: sentences are held out as if of one
-    classes = torch.tensor([0 if token else names[str(label)] for label in table.labels])
+    one = table.modality.one_label  # a sentence shows several classes: sentences are held out as if of one
+    classes = torch.tensor([names[str(label)] if one else 0 for label in table.labels])
     train, test = hold_out(torch.arange(len(table)), classes, fraction, rng)
     return table.take(train.tolist()), table.take(test.tolist())
 
@@ -304,9 +257,7 @@ def first_of_table(table: Table, limit: int | None) -> Table:
 
 def first_of_class(table: Table, limit: int | None) -> Table:
     """The first so many examples of each class; of sentences, as many of each type as `read` takes."""
-    token = table.modality == "token"
-    kinds = [{tag[2:] for tag in label} if token else {str(label)} for label in table.labels]
-    return table if limit is None else table.take(first_of_each(kinds, limit))
+    return table if limit is None else table.take(first_of_each(table.shown(), limit))
 
 
 _TEXT = {
@@ -461,22 +412,22 @@ BENCHMARKS: dict[str, Benchmark] = {
             "my-images",
             "image",
             "your own pictures: class folders, Parquet or a hub id (--benchmark.path)",
-            _own_data("image"),
+            own_data("image"),
             {"backbone.name": "google/vit-base-patch16-224", "memory.size": 100},
         ),
-        Benchmark("my-texts", "text", "your own texts: CSV, JSONL, Parquet or a hub id", _own_data("text"), _TEXT),
+        Benchmark("my-texts", "text", "your own texts: CSV, JSONL, Parquet or a hub id", own_data("text"), _TEXT),
         Benchmark(
             "my-entities",
             "token",
             "your own tagged sentences: CoNLL, JSONL, Parquet or a hub id; entity types arrive in tasks",
-            _own_data("token"),
+            own_data("token"),
             _ENTITIES,
         ),
         Benchmark(
             "topics",
             "text",
             "AGNews, DBPedia (two tasks), Yahoo Answers (two tasks): 22 topics, as in the paper",
-            shared_out(TOPICS, "text"),
+            shared_out(TOPICS, "text", prefix=False),
             {**_TEXT, "benchmark.train_per_class": 28000, "benchmark.test_per_class": 2000},
             _corpora(TOPICS),
         ),
@@ -484,7 +435,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "topics-desk",
             "text",
             "AGNews, DBPedia (two tasks), Stack Overflow (two tasks): 36 topics, MiniLM, 100 texts a class",
-            shared_out(TOPICS_DESK, "text"),
+            shared_out(TOPICS_DESK, "text", prefix=False),
             {
                 **_TEXT,
                 **_DESK,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bace.data.batch import Modality
 from bace.data.benchmarks import BENCHMARKS
 from bace.data.datasets import Corpus, Counts, find_folder
 from bace.data.files import has_split
@@ -36,7 +35,7 @@ class Finding:
         return [_of(here, there) for here, there in zip(self.found or (None, None, None), wanted, strict=True)]
 
 
-def sets_of(name: str | None) -> list[tuple[Corpus, Modality]]:
+def sets_of(name: str | None) -> list[tuple[Corpus, str]]:
     """The sets of a benchmark, the set of that name, or all."""
     every = {corpus: benchmark.modality for benchmark in BENCHMARKS.values() for corpus in benchmark.corpora}
     if name is None:
@@ -49,7 +48,7 @@ def sets_of(name: str | None) -> list[tuple[Corpus, Modality]]:
     return [(named[name], every[named[name]])]
 
 
-def check(corpus: Corpus, modality: Modality, root: str | None = None) -> Finding:
+def check(corpus: Corpus, modality: str, root: str | None = None) -> Finding:
     """Counts what is here, from the files' own lists and headers; no picture is decoded, and nothing is fetched."""
     folder = find_folder(corpus, root, os.environ.get("BACE_DATA"))
     try:
@@ -71,7 +70,7 @@ def compare(found: Counts, published: Counts | None) -> Status:
     return "subset" if less and found.classes == published.classes else "wrong count"
 
 
-def count_folder(corpus: Corpus, modality: Modality, folder: Path) -> Counts:
+def count_folder(corpus: Corpus, modality: str, folder: Path) -> Counts:
     options: dict[str, Any] = {
         "modality": modality,
         "input_column": corpus.columns or None,

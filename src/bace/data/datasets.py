@@ -5,9 +5,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from bace.data.table import Table
+from bace.data.modality import Table
 from bace.errors import DataError
 
 
@@ -270,14 +270,12 @@ ENTITIES_DESK = (
 
 def qualified(share: Share, table: Table) -> Table:
     """The table with its corpus's name before every class: one name in two corpora is two classes."""
-    prefix = f"{share.corpus.folder}."
-    labels: list[str] | list[list[str]]
-    if table.modality == "token":
-        sentences = cast("list[list[str]]", table.labels)
-        labels = [[tag if tag == "O" else f"{tag[:2]}{prefix}{tag[2:]}" for tag in tags] for tags in sentences]
-    else:
-        labels = [f"{prefix}{label}" for label in table.labels]
-    return replace(table, labels=labels, names=[f"{prefix}{name}" for name in table.names])
+
+    def full(name: str) -> str:
+        return f"{share.corpus.folder}.{name}"
+
+    labels = [table.modality.renamed(label, full) for label in table.labels]
+    return replace(table, labels=labels, names=[full(name) for name in table.names])
 
 
 def locate(corpus: Corpus, root: str | None, *, alone: bool = False) -> Path | str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from bace.errors import DataError
+from bace.errors import ConfigError, DataError
 from bace.files import inside
 
 Size = int | tuple[int, int]  # the side of a square, or height and width
@@ -35,6 +35,31 @@ MOST_BYTES = 256 * 1024**2  # of one picture's file
 LARGE = 4_000_000  # pixels; pictures above are decoded one at a time, so that memory stays bounded
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others, such as EPS, would start other programs
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+PICTURE_COLUMNS = ("image", "img", "picture", "file_name", "filename", "path")  # of tables, the likeliest first
+
+
+class PictureOptions(TypedDict, total=False):
+    """How pictures are read; other examples have no use for these.
+
+    image_size: shorter side and centre square of every picture. By default pictures stay as they are if all have one
+        size, and become 256 pixels otherwise.
+    channels: 3, or 1 for grey. Transparent pictures are laid over white; a picture's EXIF rotation is applied.
+    memory_limit: bytes above which the pictures live in a memory-mapped file (in BACE_CACHE, default ~/.cache/bace).
+    decode: False leaves the pictures of files where they are, to be decoded later, all or some of them (`Pictures`).
+    """
+
+    image_size: Size | None
+    channels: int
+    memory_limit: int
+    decode: bool
+
+
+def check_options(options: PictureOptions) -> None:
+    image_size, channels = options.get("image_size"), options.get("channels", 3)
+    if image_size is not None and min(image_size if isinstance(image_size, tuple) else (image_size,)) < 1:
+        raise ConfigError(f"image_size is {image_size}: give a number of pixels, or None.")
+    if channels not in (1, 3):
+        raise ConfigError(f"channels is {channels}: give 3 (colour) or 1 (grey).")
 
 
 def picture_of(value: Any, folder: Path | None, where: str) -> bytes | Path | Image.Image:
@@ -93,22 +118,9 @@ def decode_pictures(
         row, _, part = order[i]
         return part.where(row)
 
-    return stack(pictures, starts[-1], where, image_size, channels, memory_limit, [place for _, place, _ in order])
-
-
-def stack(
-    pictures: Callable[[], Iterator[Any]],  # called again if the first pass finds unequal sizes
-    count: int,
-    where: Callable[[int], str],
-    image_size: Size | None,
-    channels: int,
-    memory_limit: int,
-    places: Sequence[int] | None = None,  # of each picture in the tensor; default: in the order in which they come
-) -> Tensor:  # (count, channels, height, width)
-    """Decode, and resize where asked or needed, into one tensor."""
-    places = range(count) if places is None else places
+    places = [place for _, place, _ in order]
     stacked = _stack_equal(pictures(), places, where, image_size, channels, memory_limit)
-    if stacked is None:
+    if stacked is None:  # unequal sizes
         stacked = _stack_equal(pictures(), places, where, DEFAULT_SIZE, channels, memory_limit)
     return cast(Tensor, stacked)
 
@@ -258,11 +270,11 @@ def from_pixels(pixels: Tensor, channels: int, memory_limit: int) -> Tensor:  # 
     return result
 
 
-def allocate(shape: tuple[int, ...], memory_limit: int) -> Tensor:
-    """A uint8 tensor; above the limit in a memory-mapped file, which vanishes with the process however it ends."""
-    size = math.prod(shape)
+def allocate(shape: tuple[int, ...], memory_limit: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """A tensor; above the limit in a memory-mapped file, which vanishes with the process however it ends."""
+    size = math.prod(shape) * dtype.itemsize
     if size <= memory_limit:
-        return torch.empty(shape, dtype=torch.uint8)
+        return torch.empty(shape, dtype=dtype)
     folder = Path(os.environ.get("BACE_CACHE") or "~/.cache/bace").expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -270,7 +282,7 @@ def allocate(shape: tuple[int, ...], memory_limit: int) -> Tensor:
         try:
             # Reserve the blocks now: writing to a mapped file on a full disk would kill the process.
             getattr(os, "posix_fallocate", lambda file, _, length: os.truncate(file, length))(handle, 0, size)
-            tensor = torch.from_file(name, shared=True, size=size, dtype=torch.uint8).view(shape)
+            tensor = torch.from_file(name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
         finally:
             os.close(handle)
             with suppress(PermissionError):  # Windows keeps mapped files

@@ -2,7 +2,8 @@
 
 import torch
 
-from bace.data.table import Table
+from bace.data.modalities.image import IMAGE
+from bace.data.modality import Table
 
 
 def load_digits() -> tuple[Table, Table]:
@@ -11,7 +12,7 @@ def load_digits() -> tuple[Table, Table]:
 
     raw = sklearn_digits()
     pixels = torch.from_numpy(raw.images * (255 / 16)).round().to(torch.uint8)[:, None]
-    table = Table("image", pixels, [str(label) for label in raw.target], [str(digit) for digit in range(10)])
+    table = Table(IMAGE, pixels, [str(label) for label in raw.target], [str(digit) for digit in range(10)])
     count: dict[str, int] = {}
     train: list[int] = []
     test: list[int] = []

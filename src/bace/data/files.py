@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bace.data.batch import Modality
-from bace.data.decode import IMAGE_SUFFIXES
+from bace.data.decode import IMAGE_SUFFIXES, PICTURE_COLUMNS
 from bace.data.published import Arrays, find_arrays
 from bace.errors import ConfigError, DataError
 from bace.files import inside
@@ -32,11 +31,6 @@ _HELD_OUT = ("validation", "valid", "val", "dev")
 _SPLITS: dict[str, tuple[str, ...]] = {"train": ("train", "training"), "test": ("test", "testing", *_HELD_OUT)}
 _SPLITS |= {word: _HELD_OUT for word in _HELD_OUT}
 
-INPUT_NAMES: dict[Modality, tuple[str, ...]] = {
-    "image": ("image", "img", "picture", "file_name", "filename", "path"),
-    "token": ("tokens", "words"),
-    "text": ("text", "content", "sentence", "document", "title", "question"),
-}
 TAG = re.compile(r"O|[BI]-.+")
 
 
@@ -45,7 +39,7 @@ class Raw:
     """A source before its columns are chosen and anything is decoded."""
 
     source: str
-    columns: dict[str, str]  # name -> picture, string, strings, integer, integers, class, classes or other
+    columns: dict[str, str]  # name -> picture, string, strings, integer, integers, numbers, class, classes or other
     values: Callable[[Sequence[str], Sequence[int]], Iterator[tuple[Any, ...]]]  # of these columns at ascending rows
     count: int
     where: Callable[[int], str]  # what an error message calls a row
@@ -53,8 +47,15 @@ class Raw:
     folder: Path | None  # where the paths of pictures begin and which they may not leave; None: no file names them
 
 
-def open_source(source: str | Path, split: str, modality: Modality | None = None, subset: str | None = None) -> Raw:
-    """One split of a file, a folder or a hub set; `read` in table.py explains what is understood."""
+def in_memory(examples: Sequence[Any], column: str) -> Raw:
+    """A list as a source of one column."""
+    records = [{column: example} for example in examples]
+    return _from_records(Path("memory"), records, lambda i: f"example {i}", None)
+
+
+def open_source(source: str | Path, split: str, subset: str | None = None, *, conll: bool = False) -> Raw:
+    """One split of a file, a folder or a hub set; `read` in table.py explains what is understood. `conll`: a file of
+    unknown kind holds words and tags."""
     path = Path(source).expanduser()
     if path.is_dir():
         return _open_folder(path, split)
@@ -64,7 +65,7 @@ def open_source(source: str | Path, split: str, modality: Modality | None = None
                 f"{path} is one file without a split '{split}'. Put train and test files in a folder and name that, "
                 "or hold out a share of it with benchmark.test_fraction."
             )
-        return _open_file(path, modality)
+        return _open_file(path, conll)
     if isinstance(source, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not _is_data_file(path):
         return _open_hub(source, subset, split)
     raise DataError(f"{path} is no file or folder. Check the path, or give a hub id of the form owner/name.")
@@ -76,7 +77,7 @@ def has_split(source: str | Path, split: str) -> bool:
     return path.is_dir() and (find_arrays(path, split) is not None or any(_find_split(path, w) for w in _words(split)))
 
 
-def _open_file(path: Path, modality: Modality | None) -> Raw:
+def _open_file(path: Path, conll: bool = False) -> Raw:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _open_parquet([path])
@@ -86,7 +87,7 @@ def _open_file(path: Path, modality: Modality | None) -> Raw:
         return _open_csv(path)
     if suffix in _JSONL_SUFFIXES:
         return _open_jsonl(path)
-    if suffix in _CONLL_SUFFIXES or modality == "token":
+    if suffix in _CONLL_SUFFIXES or conll:
         return _open_conll(path)
     raise DataError(
         f"{path}: files ending in '{suffix}' cannot be read. Give .parquet, .csv, .tsv, .jsonl, .txt or .conll, "
@@ -106,7 +107,7 @@ def _open_folder(folder: Path, split: str) -> Raw:
                 return _open_parquet(found)
             if len(found) > 1:
                 raise DataError(f"{folder}: several files for the split '{word}', {some(found)}. Pass one of them.")
-            return _open_file(found[0], None)
+            return _open_file(found[0])
     if arrays := find_arrays(folder, split):
         return _open_arrays(arrays)
     every_word = dict.fromkeys(word for words in _SPLITS.values() for word in words)
@@ -328,10 +329,11 @@ def _open_conll(path: Path) -> Raw:
 def _from_records(source: Path, records: list[dict[str, Any]], where: Callable[[int], str], folder: Path | None) -> Raw:
     def kind(name: str, value: Any) -> str:
         named = isinstance(value, str) and Path(value).suffix.lower() in IMAGE_SUFFIXES
-        if isinstance(value, Path) or (named and name.lower() in INPUT_NAMES["image"]):
+        if isinstance(value, Path) or (named and name.lower() in PICTURE_COLUMNS):
             return "picture"
         if isinstance(value, list):
-            return "integers" if value and isinstance(value[0], int) else "strings"
+            first = value[0] if value else ""
+            return "integers" if isinstance(first, int) else "numbers" if isinstance(first, float) else "strings"
         return "string" if isinstance(value, str) or value is None else "integer" if isinstance(value, int) else "other"
 
     def values(names: Sequence[str], rows: Sequence[int]) -> Iterator[tuple[Any, ...]]:
@@ -362,6 +364,8 @@ def _describe(schema: Any) -> tuple[dict[str, str], dict[str, list[str]]]:
             columns[field.name] = "classes" if many else "class"
         elif types.is_integer(kind):
             columns[field.name] = "integer" + many
+        elif many and types.is_floating(kind):
+            columns[field.name] = "numbers"
         elif types.is_string(kind) or types.is_large_string(kind):
             columns[field.name] = "string" + many
         else:

@@ -2,10 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bace.config.schema import Config
 from bace.errors import ConfigError
+
+if TYPE_CHECKING:  # the report takes names from here and needs no torch
+    from bace.models.frozen_prefix import PrefixCaches
 
 
 def parse_method(word: str) -> tuple[str, dict[str, Any]]:
@@ -32,15 +35,17 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=+-]+", "-", label).strip("-")
 
 
-def run_or_continue(folder: Path, label: str, config: Config) -> Path:
-    """One cell of a comparison: skipped if finished, resumed if begun; refused if it was begun with other settings."""
-    from bace.experiments.run import read_config, run
+def run_or_continue(folder: Path, label: str, config: Config, caches: "PrefixCaches") -> Path:
+    """One cell of a comparison: skipped if finished, resumed if begun; refused if it was begun with other settings.
+    All cells share `caches`."""
+    from bace.experiments.run import run
+    from bace.experiments.run_folder import is_begun, is_finished, read_description
     from bace.progress import bar
 
-    begun = (folder / "run.json").exists()
-    if begun and read_config(folder) != config:
+    begun = is_begun(folder)
+    if begun and read_description(folder).settings() != config:
         raise ConfigError(f"'{folder}' holds a run with other settings: choose another --out")
-    if not (folder / "metrics.json").exists():
+    if not is_finished(folder):
         with bar(f"{label}, seed {config.seed}") as show:
-            run(resume=folder, show=show) if begun else run(config, out=folder, show=show)
+            run(resume=folder, show=show, caches=caches) if begun else run(config, out=folder, show=show, caches=caches)
     return folder

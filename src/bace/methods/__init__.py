@@ -1,86 +1,42 @@
-"""The methods, by the names the paper gives them."""
+"""The methods, by the names the paper gives them. A method is one file here, named as its class in lower case; nothing
+else has to be told of it. They are listed in the order of their files (`METHODS`)."""
 
+import functools
 import importlib
+import pkgutil
 import sys
 from importlib.metadata import entry_points
+from typing import Any
 
 from bace.core.method import Method
 from bace.errors import ConfigError, nearest
-from bace.methods.agem import AGEM
-from bace.methods.bace import BaCE
-from bace.methods.beef import BEEF
-from bace.methods.bic import BiC
-from bace.methods.cfner import CFNER
-from bace.methods.clser import CLSER
-from bace.methods.co2l import Co2L
-from bace.methods.dde import DDE
-from bace.methods.derpp import DERpp
-from bace.methods.eeil import EEIL
-from bace.methods.er import ER
-from bace.methods.ewc import EWC
-from bace.methods.extendner import ExtendNER
-from bace.methods.foster import FOSTER
-from bace.methods.gd import GD
-from bace.methods.gdumb import GDumb
-from bace.methods.hal import HAL
-from bace.methods.hat import HAT
-from bace.methods.icarl import ICaRL
-from bace.methods.idbr import IDBR
-from bace.methods.il2m import IL2M
-from bace.methods.l2p import L2P
-from bace.methods.lucir import LUCIR
-from bace.methods.lwf import LwF
-from bace.methods.mbpa import MBPA
-from bace.methods.mbpapp import MBPApp
-from bace.methods.memo import MEMO
-from bace.methods.more import MORE
-from bace.methods.mtl import MTL
-from bace.methods.owm import OWM
-from bace.methods.pass_ import PASS
-from bace.methods.podnet import PODNet
-from bace.methods.row import ROW
-from bace.methods.seq import SEQ
-from bace.methods.slda import SLDA
-from bace.methods.sparseer import SparseER
 
-METHODS: list[type[Method]] = [
-    SEQ,
-    MTL,
-    ER,
-    DERpp,
-    CLSER,
-    HAL,
-    GDumb,
-    LwF,
-    EWC,
-    ICaRL,
-    LUCIR,
-    PODNet,
-    DDE,
-    EEIL,
-    GD,
-    Co2L,
-    PASS,
-    BiC,
-    IL2M,
-    L2P,
-    FOSTER,
-    MEMO,
-    BEEF,
-    HAT,
-    AGEM,
-    OWM,
-    SLDA,
-    MORE,
-    ROW,
-    SparseER,
-    MBPA,
-    MBPApp,
-    IDBR,
-    ExtendNER,
-    CFNER,
-    BaCE,
-]
+METHODS: list[type[Method]]  # every method of the package; imported when it is asked for
+
+_FILES = {module.name.rstrip("_"): module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg}
+
+
+@functools.cache
+def _in_file(stem: str) -> type[Method]:
+    module = importlib.import_module(f"{__name__}.{_FILES[stem]}")
+    return next(
+        found
+        for name, found in vars(module).items()
+        if name.lower() == stem and isinstance(found, type) and issubclass(found, Method)
+    )
+
+
+def _all() -> list[type[Method]]:
+    return [_in_file(stem) for stem in _FILES]
+
+
+def __getattr__(name: str) -> Any:
+    """`METHODS`, and each method by its class's name, so that only those that are used are imported."""
+    if name == "METHODS":
+        return _all()
+    if name.lower() in _FILES and _in_file(name.lower()).__name__ == name:
+        return _in_file(name.lower())
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 def find_method(name: str) -> type[Method]:
@@ -88,15 +44,15 @@ def find_method(name: str) -> type[Method]:
 
     Nothing is imported here but installed plug-ins (entry points of the group `bace.methods`), because the name may
     come from a stranger's file. A user's class is found once `import_method`, or the user, has imported it."""
-    known = {key: method for method in METHODS for key in (method.title.lower(), method.__name__.lower())}
-    if name.lower() in known:
-        return known[name.lower()]
+    stem = name.lower().replace("-", "").replace("+", "p")  # a title's file: A-GEM's is agem.py, DER++'s derpp.py
+    if stem in _FILES and name.lower() in (stem, _in_file(stem).title.lower()):
+        return _in_file(stem)
     installed = {point.name.lower(): point for point in entry_points(group="bace.methods")}
     if name.lower() in installed:
         return _as_method(name, installed[name.lower()].load())
     module, _, attribute = name.rpartition(".")
     if not module:
-        titles = [method.title for method in METHODS]
+        titles = [method.title for method in _all()]
         raise ConfigError(f"there is no method '{name}'.{nearest(name, [*titles, *installed])}")
     if module not in sys.modules:
         raise ConfigError(

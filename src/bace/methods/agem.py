@@ -15,16 +15,16 @@ from bace.errors import ConfigError
 
 
 class AGEM(Method):
-    """Learn from new data alone, but take out of each step what would raise the loss on examples from memory.
+    """Learn from new data alone, but remove from each gradient what would raise the loss on examples from memory.
 
     Args:
-        reference_size: examples drawn from memory at each step, without replacement, for the reference gradient; the
-            whole memory if it holds fewer. 0 leaves SEQ.
-        momentum: of SGD, instead of the run's. It adds earlier gradients after the projection, so the original has
-            none. (AdamW has its own.)
-        step: with SGD, `matched`: the learning rate times (1 - momentum) / (1 - the run's momentum), so that steady
-            gradients move the weights as far as in the run's other methods; `plain`: the run's learning rate, with
-            which a step without momentum goes a tenth as far.
+        reference_size: number of examples drawn from memory at each step, without replacement, for the reference
+            gradient; the whole memory if it holds fewer. 0 gives SEQ.
+        momentum: momentum of SGD, instead of the run's. Momentum adds earlier gradients after the projection, so the
+            original has none. (AdamW has its own.)
+        step: with SGD, `matched`: the learning rate times (1 - momentum) / (1 - the run's momentum), so that constant
+            gradients move the weights as far as in other methods; `plain`: the run's learning rate, with which a step
+            without momentum is a tenth as long.
     """
 
     title = "A-GEM"
@@ -33,11 +33,13 @@ class AGEM(Method):
     cost = Passes(3, 3, task=1)
     card = Card(
         mechanism="gradient projected so that the loss on memory does not rise",
-        besides="replayed are min(`reference_size`, memory) examples a step",
-        o_rows="class 0 under cross-entropy; in the reference gradient so too, or left out (`train.replay_o`)",
-        reading="soft-max over all seen classes; herded memory, filled at the end of a task; SGD without momentum, at "
-        "a learning rate that goes as far as the others' with theirs (`step=plain`: a tenth as far, which forgets less "
-        "because it learns less); clipping and weight decay come after the projection",
+        besides="min(`reference_size`, memory) examples are replayed in each step",
+        o_rows="O is learned as class 0 with cross-entropy; in the reference gradient, O rows are treated in the same "
+        "way or left out (`train.replay_o`)",
+        reading="The soft-max spans all seen classes. The memory is herded and filled at the end of a task. SGD has "
+        "no momentum, and its learning rate is raised so that steps are as long as those of other methods with "
+        "momentum. With `step=plain` they are a tenth as long, which forgets less because it learns less. Clipping "
+        "and weight decay come after the projection.",
     )
 
     def __init__(
@@ -68,12 +70,12 @@ class AGEM(Method):
         labelled = self.labelled(reference.targets, new=0)
         logits = self.model(reference, name="reference").logits
         loss = F.cross_entropy(logits[labelled], reference.targets[labelled])
-        # not by backward(): .grad holds g
+        # without backward(), because .grad holds g
         g_ref = torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True)
         project([p.grad for p in moving if p.grad is not None], g_ref)
 
     def reference(self) -> Batch | None:
-        """Examples of earlier tasks, the whole memory if it is small; None while there are none."""
+        """Examples of earlier tasks, or the whole memory if it is small; None if there are none."""
         if not len(self.memory) or not self.reference_size:
             return None
         slots = torch.randperm(len(self.memory), generator=self.now.rng("reference"))[: self.reference_size]
@@ -86,7 +88,7 @@ def project(
     g: Sequence[Tensor],  # changed in place
     g_ref: Sequence[Tensor],
 ) -> None:
-    """g <- g - (g.g_ref / g_ref.g_ref) g_ref where g.g_ref < 0; otherwise g is left as it is."""
+    """g <- g - (g.g_ref / g_ref.g_ref) g_ref where g.g_ref < 0; otherwise g is unchanged."""
     conflict = dot(g, g_ref)
     if conflict < 0:
         scale = conflict / dot(g_ref, g_ref)

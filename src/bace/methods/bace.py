@@ -1,7 +1,7 @@
 """BaCE: balancing the causal effects of new and old data. Zheng, Wang, Zhang, Feng, Ma, arXiv 2402.10063, 2024.
 
-The loss is L = L_new + L_old. Section numbers are those of docs/bace.md, where the paper is silent and a reading had to
-be taken.
+The loss is L = L_new + L_old. Section numbers refer to docs/bace.md, which says how we read the paper where it is
+silent.
 """
 
 import functools
@@ -18,37 +18,40 @@ from bace.errors import ConfigError
 from bace.methods.parts.bias_correction import correct_bias, fit_bias
 from bace.methods.parts.held_out import HoldOut
 from bace.methods.parts.losses import distillation, mixture_nll, neighbour_log_weights, old_logit_mse
-from bace.methods.parts.neighbours import Near, NeighbourTable, nearest, random_neighbours
+from bace.methods.parts.neighbours import Neighbourhood, NeighbourTable, nearest, random_neighbours
 from bace.models.model import average_into, frozen_copy
 
 
 class BaCE(HoldOut):
-    """Predict each new sample jointly with its neighbours in the teacher's eyes (Effect_new); distil on new data,
-    replay and match logits on memory (Effect_old); average the teacher once an epoch.
+    """Predict each new sample jointly with its neighbours in the teacher's feature space (Effect_new). Distil on new
+    data, replay and match logits on memory (Effect_old). Average the teacher once per epoch.
 
     Args:
         alpha: weight of the distillation on new data; 0 leaves it out.
-        W0: weight of a sample itself among its neighbours; 1 leaves Effect_new out.
+        W0: weight of the sample itself relative to its neighbours; 1 leaves Effect_new out.
         K: number of neighbours.
         beta: teacher <- beta teacher + (1 - beta) student, after each epoch.
         lambda_mse: weight of the logit matching on memory.
         effect_new: which rows stand beside a sample: its nearest (`full`), nearest of the `same` or a `different`
             class, nearest with equal weights (`uniform`), `random` ones, or the farthest (`reverse`).
-        neighbor_grad: whether neighbours carry gradient.
+        neighbor_grad: whether neighbours carry gradient; with `bank`, one of each sample's neighbours does, drawn by
+            its weight, and counts for all of them.
+        neighbour_scores: the student's scores of the neighbours: passed anew at every step (`exact`), or what it scored
+            when each was last a sample itself (`bank`), at most two epochs ago.
         kl_direction: of the distillation: KL(student || teacher), as the paper writes it (`reverse`), or
             KL(teacher || student) (`forward`), which holds new tasks back at alpha = 1.
-        kl_mode: student's scores of the old classes: cut out of the soft-max over all (`slice`) or renormalised.
+        kl_mode: the student's scores of the old classes: a slice of the soft-max over all (`slice`) or renormalised.
         kl_tau: temperature of the distillation.
         kl_reduction: `mean` also divides by the number of old classes.
-        mse_reduction: of the logit matching: mean over rows and classes, or sum over classes.
+        mse_reduction: reduction of the logit matching: mean over rows and classes, or sum over classes.
         knn_normalize: compare unit features.
-        knn_pool_cap: at most this many random candidates as neighbours; 0: all.
-        effect_new_first_task: Effect_new in the first task too, with the pre-trained encoder as teacher.
+        knn_pool_cap: maximum number of random candidates for neighbours; 0: all.
+        effect_new_first_task: use Effect_new also in the first task, with the pre-trained encoder as teacher.
         teacher_head: classes of the teacher: the `old` ones, or `all` (new rows start as the head grew them and are
-            averaged with the rest); its scores of the old classes are then cut out of a soft-max over all.
+            averaged with the rest); its scores of the old classes are then a slice of a soft-max over all.
         teacher_init: a task's first teacher is the `student` of the task before, or its averaged teacher (`ema`).
         bias_correction: after the last task, fit a scale and shift of the new logits on held-out memory.
-        bic_solver: of the bias correction.
+        bic_solver: solver of the bias correction.
     """
 
     title = "BaCE"
@@ -57,10 +60,11 @@ class BaCE(HoldOut):
     learns_o = False
     card = Card(
         mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
-        besides="neighbours in common, or in the batch, are passed once",
-        o_rows="no anchors and no neighbours; distilled over all columns cut to the old ones; in replayed sentences so "
-        "too, or class 0 under cross-entropy (`train.replay_o`), and always matched",
-        reading="docs/bace.md",
+        besides="neighbours that are shared or in the batch are passed once",
+        o_rows="O rows are neither anchors nor neighbours; they are distilled over the old columns of the soft-max "
+        "over all classes; O rows of replayed sentences are treated in the same way or learned as class 0 with "
+        "cross-entropy (`train.replay_o`), and their logits are always matched",
+        reading="See docs/bace.md.",
     )
 
     def __init__(
@@ -72,6 +76,7 @@ class BaCE(HoldOut):
         lambda_mse: float = 1.0,
         effect_new: Literal["full", "same", "different", "uniform", "random", "reverse"] = "full",
         neighbor_grad: bool = False,
+        neighbour_scores: Literal["exact", "bank"] = "exact",
         kl_direction: Literal["forward", "reverse"] = "reverse",
         kl_mode: Literal["slice", "renorm"] = "slice",
         kl_tau: float = 1.0,
@@ -87,7 +92,7 @@ class BaCE(HoldOut):
     ) -> None:
         super().__init__()
         self.alpha, self.W0, self.K, self.beta, self.lambda_mse = alpha, W0, K, beta, lambda_mse
-        self.effect_new, self.neighbor_grad = effect_new, neighbor_grad
+        self.effect_new, self.neighbor_grad, self.neighbour_scores = effect_new, neighbor_grad, neighbour_scores
         self.kl_direction, self.kl_mode, self.kl_tau, self.kl_reduction = kl_direction, kl_mode, kl_tau, kl_reduction
         self.mse_reduction = mse_reduction
         self.knn_normalize, self.knn_pool_cap = knn_normalize, knn_pool_cap
@@ -95,7 +100,7 @@ class BaCE(HoldOut):
         self.teacher_head, self.teacher_init = teacher_head, teacher_init
         self.bic_solver = bic_solver
         if K < 1:
-            raise ConfigError(f"BaCE: K is {K}, it must be at least 1; W0 = 1 leaves the neighbours out")
+            raise ConfigError(f"BaCE: K is {K}, but it must be at least 1; W0 = 1 leaves the neighbours out")
         if min(alpha, lambda_mse) < 0 or kl_tau <= 0:
             raise ConfigError(
                 f"BaCE: alpha ({alpha}) and lambda_mse ({lambda_mse}) must be at least 0, kl_tau ({kl_tau}) above 0"
@@ -103,11 +108,14 @@ class BaCE(HoldOut):
         if not 0 <= W0 <= 1 or not 0 <= beta <= 1:
             raise ConfigError(f"BaCE: W0 ({W0}) and beta ({beta}) must lie between 0 and 1")
         self.holds_out = bias_correction
-        neighbours = K * (3 if neighbor_grad else 1) if W0 < 1 else 0
+        passed = {"exact": K, "bank": int(neighbor_grad)}[neighbour_scores] if W0 < 1 else 0
+        neighbours = passed * (3 if neighbor_grad else 1)
         self.cost = Passes(3 + (W0 < 1 or alpha > 0) + neighbours, 3 + (lambda_mse > 0), task=1)
-        # tables of an epoch, made again by before_epoch, so they are in no checkpoint
+        # tables of an epoch; before_epoch recomputes them, so no checkpoint holds them
         self.table: NeighbourTable | None = None
         self.rows = self.log_old = NO_IDS  # (task rows,) ids, ascending; (task rows, old) teacher log-probabilities
+        self.bank: Tensor | None  # (task rows, new classes) the student's last log-probabilities of each row
+        self.register_buffer("bank", None)
         self.bias: Tensor  # (3,) A, B, and the first column they act on
         self.register_buffer("bias", torch.tensor([1.0, 0.0, 0.0]))
 
@@ -123,8 +131,11 @@ class BaCE(HoldOut):
         if self.teacher is not None and averaged is not None and self.teacher_init == "ema":
             self.teacher.load_state_dict({**self.teacher.state_dict(), **averaged.state_dict()})
 
+    def shrink(self, task: Task) -> None:
+        self.bank = None
+
     def after_epoch(self, stage: Stage) -> None:
-        unused = self.now.epoch == stage.epochs - 1 and self.teacher_init == "student"  # nobody reads it again
+        unused = self.now.epoch == stage.epochs - 1 and self.teacher_init == "student"  # nothing reads it again
         if self.teacher is not None and not unused:
             average_into(self.teacher, self.model, self.beta)
 
@@ -145,6 +156,16 @@ class BaCE(HoldOut):
             weights = neighbour_log_weights(distance, self.W0, uniform=self.effect_new == "uniform")
             anchors = self.rows[own]
             self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights, distance)
+            if self.neighbour_scores == "bank" and self.bank is None:
+                self.bank = self.first_scores(examples, out.features)
+
+    def first_scores(self, examples: Tensor, features: Tensor) -> Tensor:  # (task rows, width) -> (task rows, new)
+        """What the student scores before its first step. Its encoder is the teacher's then, unless that is an average
+        over tasks, so the grown head is applied to the teacher's features."""
+        if self.teacher_init == "ema":
+            features = self.outputs(examples, view=self.now.view()).features
+        with torch.no_grad():
+            return self.log_scores_of_new(self.model.head(features.to(self.bias.device)))
 
     def find_neighbours(
         self,
@@ -167,23 +188,26 @@ class BaCE(HoldOut):
 
     def loss(self, batch: Batch) -> Loss:
         replay, near = self.replay(), self.neighbourhood(batch)
-        new, old, beside = self.passes(batch, replay, near)
+        new, old, carried = self.passes(batch, replay, near)
         own = self.own_rows(batch.targets)
         terms: dict[str, Tensor] = {}
         if own.any():
-            terms["new"] = self.loss_new(new[own], batch.targets[own], near, beside)
+            terms["new"] = self.loss_new(new, batch, own, near, carried)
         if self.distils:
             terms["distil"] = self.alpha * self.loss_distil(new, batch, own)
         if replay is not None and old is not None:
             terms |= self.loss_memory(old, replay)
-        return terms  # none, for a batch of O rows that has nothing to learn from
+        return terms  # empty for a batch of O rows without anything to learn
 
-    def loss_new(self, logits: Tensor, targets: Tensor, near: Near | None, beside: Tensor | None) -> Tensor:
+    def loss_new(
+        self, logits: Tensor, batch: Batch, own: Tensor, near: Neighbourhood | None, carried: Tensor | None
+    ) -> Tensor:
         """Effect_new: mean of -log sum_j W(x_j, x) S(x_j)[y], x itself among the x_j; without neighbours, CE."""
-        if near is None or beside is None:
-            return F.cross_entropy(logits, targets)
-        log_anchor = F.log_softmax(logits, 1).gather(1, targets[:, None])[:, 0]
-        log_beside = F.log_softmax(beside, 1)[near.position, targets[:, None]]  # column y alone
+        if near is None:
+            return F.cross_entropy(logits[own], batch.targets[own])
+        y = batch.targets[own, None] - self.now.known  # (anchors, 1) column of its class, which is a new one
+        log_anchor = self.log_scores_of_new(logits[own]).gather(1, y)[:, 0]
+        log_beside = self.log_scores_beside(near, y, batch.rows, logits.detach(), carried)
         return mixture_nll(log_anchor, log_beside, near.log_weight_anchor, near.log_weights)
 
     def loss_distil(self, logits: Tensor, batch: Batch, own: Tensor) -> Tensor:
@@ -192,7 +216,7 @@ class BaCE(HoldOut):
         if self.stream.background is None:
             return self.kl(logits, log_old, self.kl_mode)
         terms = []
-        if own.any():  # entity words: renormalised, for `slice` would tie O with the new type (11.2)
+        if own.any():  # entity words: renormalised, because `slice` would tie O to the new type (11.2)
             terms.append(self.kl(logits[own], log_old[own], "renorm"))
         if not own.all():
             terms.append(self.distil_o(logits[~own], log_old[~own]))
@@ -205,11 +229,12 @@ class BaCE(HoldOut):
         return distillation(logits, teacher, mode=mode, **reading)
 
     def distil_o(self, logits: Tensor, log_old: Tensor) -> Tensor:  # (rows, classes), (rows, old) -> ()
-        """Words labelled O: the teacher is all that labels them, so forward and sliced: new types must lose (11.2)."""
+        """Only the teacher labels words labelled O, so their distillation is forward and sliced: new types must lose
+        (11.2)."""
         return distillation(logits, log_old, mode="slice", tau=self.kl_tau, reduction=self.kl_reduction)
 
     def loss_memory(self, logits: Tensor, replay: Batch) -> dict[str, Tensor]:
-        """Effect_old on memory: cross-entropy, and the teacher's logits of the old classes (3.3)."""
+        """Effect_old on memory: cross-entropy and matching of the teacher's logits for the old classes (3.3)."""
         labelled = self.labelled(replay.targets, new=0)
         terms: dict[str, Tensor] = {}
         if labelled.any():
@@ -229,30 +254,52 @@ class BaCE(HoldOut):
         """log S0 over the old classes."""
         return F.log_softmax(logits / self.kl_tau, 1)[:, : self.now.known]
 
+    def log_scores_of_new(self, logits: Tensor) -> Tensor:  # (rows, classes) -> (rows, new)
+        """log S over the new classes."""
+        return F.log_softmax(logits, 1)[:, self.now.known :]
+
     def own_rows(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
-        """Rows of the task's own classes. Not those labelled O after the first task: old entities hide among them."""
+        """The rows of the task's own classes. After the first task they exclude O rows, which may hide old entities."""
         return self.labelled(targets, new=len(targets))
 
-    def neighbourhood(self, batch: Batch) -> Near | None:
+    def neighbourhood(self, batch: Batch) -> Neighbourhood | None:
         rows = batch.rows[self.own_rows(batch.targets).cpu()]
         if self.table is None or not len(rows):
             return None
-        return self.table.of(rows, batch.targets.device)
+        draws = self.neighbor_grad and self.neighbour_scores == "bank"
+        return self.table.of(rows, batch.targets.device, draw=self.now.rng("drawn") if draws else None)
 
     def passes(
-        self, batch: Batch, replay: Batch | None, near: Near | None
+        self, batch: Batch, replay: Batch | None, near: Neighbourhood | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The student's logits on the new rows, the replayed ones and the neighbours: one pass over all."""
+        """The student's logits on the new rows, the replayed ones and the neighbours that carry gradient, in one pass
+        over all."""
         trained = {"new": batch}
         if replay is not None:
             trained["replay"] = replay
         if near is not None and self.neighbor_grad:
-            trained["neighbours"] = self.stream.rows(near.rows, view=self.now.view())
+            trained["neighbours"] = self.stream.rows(near.drawn.rows if near.drawn else near.rows, view=self.now.view())
         logits = self.model(functools.reduce(Batch.cat, trained.values())).logits
         got = dict(zip(trained, logits.split([len(b) for b in trained.values()]), strict=True))
-        if near is not None and not self.neighbor_grad:
-            got["neighbours"] = self.beside(near.rows, batch.rows, got["new"].detach())
         return got["new"], got.get("replay"), got.get("neighbours")
+
+    def log_scores_beside(
+        self,
+        near: Neighbourhood,
+        y: Tensor,  # (anchors, 1) columns
+        rows: Tensor,  # (new,) of the batch
+        scored: Tensor,  # (new, classes) the student's logits of them, without gradient
+        carried: Tensor | None,  # (neighbours that carry gradient, classes) its logits of those
+    ) -> Tensor:  # (anchors, K)
+        """log S(x_j)[y] for each neighbour x_j of the anchors, y the anchor's class."""
+        if self.bank is None:
+            logits = self.beside(near.rows, rows, scored) if carried is None else carried
+            return self.log_scores_of_new(logits)[near.position, y]
+        self.bank[torch.searchsorted(self.rows, rows)] = self.log_scores_of_new(scored)
+        log_beside = self.bank[torch.searchsorted(self.rows, near.rows)][near.position, y]
+        if near.drawn is None or carried is None:
+            return log_beside
+        return near.drawn.carry(log_beside, self.log_scores_of_new(carried)[near.drawn.position, y[:, 0]])
 
     def beside(
         self,
@@ -260,7 +307,7 @@ class BaCE(HoldOut):
         anchors: Tensor,  # (new,) rows of the batch
         scored: Tensor,  # (new, classes) their logits
     ) -> Tensor:  # (neighbours, classes)
-        """The student's logits on the neighbours, without gradient. Those that are anchors too are there already."""
+        """The student's logits on the neighbours, without gradient. Those of anchors are already known."""
         logits = scored.new_empty(len(neighbours), scored.shape[1])
         known = torch.isin(neighbours, anchors) & (not self.model.has_dropout)
         if known.any():
@@ -278,7 +325,7 @@ class BaCE(HoldOut):
     # -- bias correction after the last task (section 7)
 
     def check_share(self, quota: int) -> None:
-        if self.stream.modality == "token":
+        if self.stream.background is not None:
             raise ConfigError("BaCE's bias correction is not defined for tokens: switch it off")
         super().check_share(quota)
 

@@ -21,7 +21,7 @@ from bace.randomness import generator
 
 
 class FusingHead(WideningHead):
-    """The classifier over all modules and, on the newest one, what expansion and fusion train beside it.
+    """The classifier over all modules and, on the newest one, the prototypes that expansion and fusion train.
 
     z_c = (W [h_0 .. h_{t-1}])_c + (1 + a_i) (Wb_i h_t + b_i) + c_i for a class c of old task i, and (Wn h_t)_c for a
     new class.
@@ -34,7 +34,7 @@ class FusingHead(WideningHead):
         super().__init__(width)
         self.energy = energy
         self.backward_prototypes: LinearHead | None = None  # Wb, b: a row for each old task
-        self.forward_prototypes: LinearHead | None = None  # Wf: a row for each class, for what may look like it
+        self.forward_prototypes: LinearHead | None = None  # Wf: a row for each class, for inputs that look like it
 
     @property
     def old_sizes(self) -> Tensor:  # (old tasks,) classes of each
@@ -69,15 +69,15 @@ class FusingHead(WideningHead):
         return u, beyond
 
     def column(self, targets: Tensor) -> Tensor:  # (rows,) classes -> (rows,) columns of u
-        """An old class's task; behind the old tasks, the new classes."""
+        """The column of an old class is that of its task; new classes come after the old tasks."""
         old = torch.arange(len(self.old_sizes), device=targets.device).repeat_interleave(self.old_sizes)
         new = torch.arange(len(self.blocks[-1]), device=targets.device) + len(self.old_sizes)
         return torch.cat([old, new])[targets]
 
     @torch.no_grad()
     def fold(self) -> None:
-        """W <- [W | (1 + a_i) Wb_i], b <- b + (1 + a_i) b_i + c_i for the rows of each old task i; afterwards the
-        matrix is all there is."""
+        """W <- [W | (1 + a_i) Wb_i], b <- b + (1 + a_i) b_i + c_i for the rows of each old task i. Afterwards only
+        the matrix is needed."""
         if self.backward_prototypes is None:
             return
         factor, rows = 1 + self.scale, self.backward_prototypes
@@ -89,20 +89,20 @@ class FusingHead(WideningHead):
 
 
 class BEEF(ER):
-    """Train a module of its own for each task, with prototypes for old tasks (backward) and for what lies beyond all
-    known classes (forward); then fuse the modules by two scalars for each old task.
+    """Train a separate module for each task, with prototypes for old tasks (backward) and for inputs outside all known
+    classes (forward). Then fuse the modules by two scalars for each old task.
 
     Args:
-        init_epochs: of the first task; the run's train.epochs is not used.
-        expand_epochs: of a new module.
-        fuse_epochs: of the scalars.
-        fuse_steps: least number of optimiser steps of the scalars; there are as many epochs as this takes.
-        energy: weight of the energy term, which holds the forward prototypes; 0 leaves it out.
-        energy_steps: of the sampler that makes inputs of the open space.
-        energy_lr: size of its steps.
-        energy_noise: standard deviation of the noise that each of its steps adds.
-        alignment: in expansion, the logits of old tasks are divided by this; default: the original's 1.7 where few old
-            examples stand among many new ones (`concat`), 1 where they are as many (`batch`).
+        init_epochs: epochs of the first task; the run's train.epochs is not used.
+        expand_epochs: epochs of a new module.
+        fuse_epochs: epochs of the scalars.
+        fuse_steps: minimum number of optimiser steps of the scalars; the epochs are raised to reach it.
+        energy: weight of the energy term, which trains the forward prototypes; 0 leaves it out.
+        energy_steps: steps of the sampler that makes inputs of the open space.
+        energy_lr: step size of the sampler.
+        energy_noise: standard deviation of the noise that each step of the sampler adds.
+        alignment: in expansion, the logits of old tasks are divided by this number. Default: the original's 1.7 if few
+            old examples are mixed with many new ones (`concat`), and 1 if both are equally many (`batch`).
         fuse_lr: learning rate of the scalars.
     """
 
@@ -110,19 +110,20 @@ class BEEF(ER):
     paper = (
         "Wang et al., BEEF: Bi-Compatible Class-Incremental Learning via Energy-Based Expansion and Fusion, ICLR 2023"
     )
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     growing_head = False  # its rows grow longer too
     expands = True
     card = Card(
         mechanism="replay; an encoder for each task, energy-based prototypes, fusion by scalars",
-        besides="fusing passes the memory and as many new examples through all networks",
+        besides="fusion passes the memory and as many new examples through all networks",
         o_rows="refused: a word labelled O belongs to no task, so it has no backward prototype",
         stages=("expand", "fuse"),
         replay="concat",
-        reading="linear heads; biases add when folded, a sample's own column is left out row by row, energy by sample "
-        "(the official code slips in all three) and in one mean over new and replayed rows; balanced set: the memory "
-        "and as many of each new class; texts: the sampler starts from permuted word vectors; backbone.adapter shares "
-        "all that is not trained (not the paper's)",
+        reading="The heads are linear. Biases are added when prototypes are folded into the classifier, the sample's "
+        "own column is left out row by row, and the energy is computed per sample; the official code has slips in all "
+        "three. The energy is one mean over new and replayed rows. The balanced set is the memory and as many "
+        "examples of each new class. For texts, the sampler starts from permuted word vectors. With backbone.adapter, "
+        "the networks share all that is not trained, which the paper does not do.",
     )
 
     model: Expanded
@@ -160,7 +161,7 @@ class BEEF(ER):
         self.energy, self.energy_steps = energy, energy_steps
         self.energy_lr, self.energy_noise = energy_lr, energy_noise
         self.alignment, self.fuse_lr = alignment, fuse_lr
-        each = 6 + 3 * energy_steps if energy else 3  # the batch, what the sampler makes of it, the steps to that
+        each = 6 + 3 * energy_steps if energy else 3  # the batch, the sampler's result, and the sampler's steps
         self.cost = Passes(each, each, task=1, epochs=expand_epochs)
 
     @property
@@ -181,7 +182,7 @@ class BEEF(ER):
             return [dataclasses.replace(main, epochs=self.init_epochs)]
         expand = dataclasses.replace(main, name="expand", epochs=self.expand_epochs)
         if not (self.memory.size or self.memory.per_class):
-            return [expand]  # nothing of the old tasks to fuse with
+            return [expand]  # there are no old tasks to fuse
         fuse = self.stage(
             task,
             name="fuse",
@@ -202,7 +203,7 @@ class BEEF(ER):
 
     def loss(self, batch: Batch) -> Loss:
         """L = CE(u, y') + energy L_en, the old tasks' columns of u divided by `alignment`; y' is the task of an old
-        sample, the class of a new one."""
+        sample or the class of a new one."""
         both = self.with_replay(batch)
         own, old = self.head.column(both.targets), len(self.head.old_sizes)
         u, _ = self.head.expansion(self.model(both, newest=True).features)
@@ -214,14 +215,14 @@ class BEEF(ER):
         return terms
 
     def open_space(self, batch: Batch, own: Tensor) -> Tensor:  # own: (rows,) the sample's own column of u
-        """L_en = CE([u(x~), Wf h_t(x~)], Wf's row of y), in each row without the sample's own column."""
+        """L_en = CE([u(x~), Wf h_t(x~)], Wf's row of y), where each row leaves out the sample's own column."""
         u, beyond = self.head.expansion(self.model(batch, name="energy", newest=True).features)
         others = u.scatter(1, own[:, None], -torch.inf)
         return F.cross_entropy(torch.cat([others, beyond], 1), u.shape[1] + batch.targets)
 
     def sample(self, batch: Batch) -> Batch:
-        """x~ <- x~ - energy_lr d/dx~ log(sum of the soft-max over Wf's columns) + noise, from a disturbed x: inputs
-        that the network, in eval mode, takes for something known."""
+        """x~ <- x~ - energy_lr d/dx~ log(sum of the soft-max over Wf's columns) + noise, starting from a disturbed
+        x. The results are inputs that the network, in eval mode, takes for something known."""
         rng, training, key = self.now.rng("energy"), self.model.training, self.model.encoder.movable
         inputs = self.disturbed(batch, rng)
         self.model.eval()
@@ -238,14 +239,7 @@ class BEEF(ER):
 
     def disturbed(self, batch: Batch, rng: torch.Generator) -> dict[str, Tensor]:
         """Where the sampler starts: a picture turned by 180 degrees, a text with its words in another order."""
-        if self.stream.modality == "image":
-            return {**batch.inputs, "pixel_values": batch.inputs["pixel_values"].rot90(2, (2, 3))}
-        inputs = self.model.encoders[-1].relax(batch.inputs)
-        mask = inputs["attention_mask"].bool().cpu()
-        place = torch.rand(mask.shape, generator=rng).masked_fill(~mask, 2)  # padding stays behind
-        place[:, 0] = -1  # and the class token in front
-        order = place.argsort(dim=1, stable=True).to(self.stream.device)
-        return {**inputs, "inputs_embeds": inputs["inputs_embeds"].take_along_dim(order[:, :, None], 1)}
+        return self.stream.modality.disturbed(self.model.encoders[-1].relax(batch.inputs), rng)
 
     # -- fusion
 
@@ -255,7 +249,7 @@ class BEEF(ER):
             trained.requires_grad_()
 
     def balanced(self, task: Task) -> Tensor:  # (examples,)
-        """The memory, and of each new class as many examples as of the old class that has most of them there."""
+        """The memory, and for each new class as many examples as the largest old class has in memory."""
         most = int(torch.bincount(self.memory.group).max())
         chosen = [self.memory.examples]
         for c, members in self.stream.by_group(self.trained(task)).items():

@@ -20,15 +20,15 @@ from bace.models.heads import Head
 
 
 class BiC(HoldOut, ER):
-    """Replay and distil; then, with the network frozen, fit a scale and a shift of the new classes' logits on a small
-    balanced set that was not trained on.
+    """Replay and distil. Then freeze the network and fit a scale and a shift of the new classes' logits on a small
+    balanced held-out set.
 
     Args:
         T: temperature of the distillation.
-        corrections: whose logits are corrected: those of the `latest` task's classes, or (`cumulative`) those of every
-            task by its own pair, in later tasks' training too.
-        bias_epochs: steps of the second stage, each over the whole balanced set; 0 leaves it out.
-        bias_lr: its learning rate (SGD with momentum 0.9).
+        corrections: which logits are corrected. `latest`: those of the latest task's classes. `cumulative`: those of
+            every task by its own pair, also while later tasks are trained.
+        bias_epochs: number of steps of the second stage, each over the whole balanced set; 0 leaves it out.
+        bias_lr: learning rate of the second stage (SGD with momentum 0.9).
     """
 
     title = "BiC"
@@ -39,13 +39,14 @@ class BiC(HoldOut, ER):
     cost = Passes(4, 4, task=1)
     card = Card(
         mechanism="replay; distillation; scale and shift of the new logits, fitted on held-out examples",
-        o_rows="class 0, an old class: under cross-entropy (in replayed sentences so too or not: `train.replay_o`), "
-        "distilled, never scaled; the balanced set takes as many words of each tag as the rarest has",
+        o_rows="O is class 0, an old class: it is learned with cross-entropy (`train.replay_o` decides for replayed "
+        "sentences) and distilled, but never scaled; the balanced set takes as many words of each tag as the rarest "
+        "tag has",
         stages=("main", "bias"),
         replay="concat",
-        reading="only the latest pair is active, as the authors have it (`corrections`); both terms are sums of a mean "
-        "over new and a mean over replayed rows; with one slot a class nothing is held out, and the balanced set is "
-        "the memory and as many herded new examples of each class",
+        reading="Only the latest pair is active, as in the original (`corrections`). Both terms are sums of a mean "
+        "over new rows and a mean over replayed rows. With one slot per class nothing is held out, and the balanced "
+        "set consists of the memory and as many herded new examples of each class.",
     )
 
     def __init__(
@@ -64,7 +65,7 @@ class BiC(HoldOut, ER):
         self.T, self.corrections = T, corrections
         self.bias_epochs, self.bias_lr = bias_epochs, bias_lr
         self.pairs = nn.ParameterList()  # (2,) scale a and shift c of each task's logits
-        # of the second stage: the balanced set's rows, their logits, and which of them this epoch takes
+        # second stage: the rows of the balanced set, their logits, and which of them this epoch takes
         self.rows = self.logits = self.picked = NO_IDS
 
     def grow(self, task: Task) -> None:
@@ -113,8 +114,8 @@ class BiC(HoldOut, ER):
     # -- the second stage
 
     def balanced(self, task: Task) -> Tensor:  # (examples,)
-        """As many held-out examples of each old class as of each new one; of a class that has none, its first in
-        memory or herding."""
+        """Equally many held-out examples of each old and each new class. A class without held-out examples gives its
+        first examples in memory or by herding."""
         count = max(self.spare(self.quota(task)), 1)
         old = {**self.memory.first(count), **self.held.first(count)}
         new = {group: held for group, held in self.choose_held(task).items() if len(held)}
@@ -129,7 +130,7 @@ class BiC(HoldOut, ER):
     def before_epoch(self, stage: Stage) -> None:
         if stage.name != "bias":
             return
-        if not len(self.rows):  # once: the network is frozen
+        if not len(self.rows):  # only once, because the network is frozen
             examples = stage.examples()
             self.rows, self.logits = self.stream.labels(examples)[0], self.outputs(examples).logits
         self.picked = self.rows[draw_balanced(self.stream.targets[self.rows], self.now.rng("balanced"))]
@@ -147,7 +148,7 @@ class BiC(HoldOut, ER):
     # -- corrected logits
 
     def corrected(self, logits: Tensor, tasks: int) -> Tensor:  # (rows, classes)
-        """Logits of the network as they are corrected once so many tasks are learned."""
+        """The logits of the network, corrected as after learning `tasks` tasks."""
         first = 0 if self.corrections == "cumulative" else max(tasks - 1, 0)
         for t in range(first, tasks):
             logits = correct_bias(logits, self.stream[t].classes, *self.pairs[t].tolist())
@@ -161,9 +162,9 @@ class BiC(HoldOut, ER):
         return self.corrected(super().transfer_scores(features, head), len(self.pairs))  # known classes are corrected
 
     def report(self) -> dict[str, float]:
-        """Of the newest task's classes; 1 and 0 are no correction."""
+        """The pair of the newest task's classes; 1 and 0 mean no correction."""
         return dict(zip(("A", "B"), self.pairs[-1].tolist(), strict=True))
 
     def check_share(self, quota: int) -> None:
         if not self.memory.size and not self.memory.per_class:
-            raise ConfigError("BiC fits its correction on stored examples and the memory is 0: set memory.size")
+            raise ConfigError("BiC fits its correction on stored examples, but the memory is 0: set memory.size")

@@ -19,18 +19,19 @@ from bace.methods.parts.replay import ReplayOptions
 
 
 class CFNER(ExtendNER):
-    """ExtendNER, in which an entity is predicted jointly with its nearest entities in the teacher's eyes, and so is a
-    word labelled O that the teacher takes for an old entity (a "defined O" word), towards the teacher's best guess.
+    """Extend ExtendNER: predict an entity jointly with its nearest entities in the teacher's feature space. Do the same
+    for a word labelled O that the teacher takes for an old entity (a "defined O" word), towards the teacher's best
+    guess.
 
     Args:
-        top_k: neighbours of a word, among those of its kind.
-        dce: joint prediction of entities.
-        odce: joint prediction of defined O words.
-        curriculum: epochs in which defined O words are let in, the surest first: in the first one those to which the
-            student gives an old label with 0.9 or more, in the last one and later all. 0: all at once.
+        top_k: number of neighbours of a word among words of its kind.
+        dce: predict entities jointly.
+        odce: predict defined O words jointly.
+        curriculum: epochs over which defined O words are admitted, the most certain first: in the first epoch those to
+            which the student gives an old label with 0.9 or more, from the last epoch on all. 0: all at once.
         lambda_kd: weight of the distillation; 0 leaves it out.
         adaptive: multiply the weight by sqrt((old labels - 1) / new labels), where O is one of the old labels.
-        head: `frozen`: a cosine head whose old rows, O's too, are not trained, and whose new ones start from data;
+        head: `frozen`: a cosine head whose old rows, including O's, are not trained and whose new rows start from data;
             `trained`: the run's head.
     """
 
@@ -38,15 +39,16 @@ class CFNER(ExtendNER):
         "Zheng et al., Distilling Causal Effect from Miscellaneous Other-Class for Continual Named Entity Recognition, "
         "EMNLP 2022"
     )
-    cost = Passes(8, 4, task=1)  # with some four sentences of neighbours for each new one
+    cost = Passes(8, 4, task=1)  # with about four sentences of neighbours for each new sentence
     card = Card(
-        mechanism="ExtendNER; entities, and O words taken for old entities, predicted jointly with neighbours",
+        mechanism="ExtendNER; entities, and O words that the teacher takes for old entities, are predicted jointly "
+        "with neighbours",
         besides="4 of the 8 are sentences of neighbours",
-        o_rows="ExtendNER's; those that the teacher takes for old entities are predicted jointly with their nearest "
-        "such words, towards the teacher's best guess",
-        reading="all words of the task are candidates (the original: the first 5000); replayed words have no "
-        "neighbours; no curriculum by default, as in the released settings; the adaptive weight and the frozen head of "
-        "the original code",
+        o_rows="as in ExtendNER; O words that the teacher takes for old entities are predicted jointly with their "
+        "nearest such words, towards the teacher's best guess",
+        reading="All words of the task are candidates (the first 5000 in the original). Replayed words have no "
+        "neighbours. There is no curriculum by default, as in the released settings. The adaptive weight and the "
+        "frozen head follow the original code.",
     )
 
     def __init__(
@@ -62,21 +64,21 @@ class CFNER(ExtendNER):
     ) -> None:
         super().__init__(lambda_kd, head=head, **replay)
         if top_k < 1:
-            raise ConfigError(f"CFNER: top_k is {top_k}, it must be at least 1; dce and odce switch neighbours off")
+            raise ConfigError(f"CFNER: top_k is {top_k}, but it must be at least 1; dce and odce switch neighbours off")
         if curriculum < 0:
-            raise ConfigError(f"CFNER: curriculum is {curriculum} epochs, it must be at least 0, which is none")
+            raise ConfigError(f"CFNER: curriculum is {curriculum} epochs, but it must be at least 0; 0 means none")
         self.top_k, self.dce, self.odce = top_k, dce, odce and lambda_kd > 0
         self.curriculum, self.adaptive = curriculum, adaptive
         self.keeps_teacher = lambda_kd > 0 or dce
-        self.table: NeighbourTable | None = None  # of a task, made again by before_epoch after a resume
+        self.table: NeighbourTable | None = None  # of a task, recomputed by before_epoch after a resume
 
     def grow(self, task: Task) -> None:
         super().grow(task)
         self.table = None
 
     def before_epoch(self, stage: Stage) -> None:
-        """The top_k nearest of each entity among the entities, and of each defined O word among those: once a task, as
-        sentences have one view and the teacher stays."""
+        """The top_k nearest neighbours of each entity among the entities, and of each defined O word among those words.
+        Computed once per task, because sentences have one view and the teacher does not change."""
         if self.teacher is None or self.table is not None or not (self.dce or self.odce):
             return
         examples = self.trained(self.stream[self.now.task]).sort().values
@@ -88,7 +90,7 @@ class CFNER(ExtendNER):
         if anchor.any():
             features = F.normalize(out.features[anchor], dim=1)
             index, distance = nearest(features, self.top_k, labels=entity[anchor], among="same")
-            weights = neighbour_log_weights(distance, 0.5, uniform=True)  # half, and half divided equally
+            weights = neighbour_log_weights(distance, 0.5, uniform=True)  # one half, and the other half shared equally
             anchors = rows[anchor]
             self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights, distance)
 
@@ -96,9 +98,9 @@ class CFNER(ExtendNER):
         return self.table
 
     def joint(self, logits: Tensor, log_old: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """log (p + q)/2 in place of the logits, q the mean prediction of the neighbours, which carries no gradient: of
-        an entity's over all labels, of a defined O word's over the old labels alone. The soft-max of logarithms of
-        probabilities is these again."""
+        """log (p + q)/2 in place of the logits, where q is the mean prediction of the neighbours, without gradient:
+        over all labels for an entity, over the old labels for a defined O word. The soft-max of log-probabilities gives
+        the same probabilities."""
         if self.table is None:
             return logits, log_old
         anchor = torch.isin(batch.rows, self.table.anchors)
@@ -112,21 +114,21 @@ class CFNER(ExtendNER):
         beside = self.peek(self.stream.rows(part) for part in parts).logits
         beside[self.outside(self.stream.targets[near.rows]), self.now.known :] = -torch.inf
         logits = logits.index_put((at,), (mixture(logits[at], beside, near) + 1e-12).log())
-        if log_old is not None:  # of a defined O word only the best guess: its old entity
+        if log_old is not None:  # a defined O word has only the best guess: its old entity
             at = at[outside[at]]
             guess = F.one_hot(log_old[at].argmax(1), log_old.shape[1])
             log_old = log_old.index_put((at,), guess.to(log_old).log())
         return logits, log_old
 
     def outside(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
-        """Which words are labelled O."""
+        """Whether each word is labelled O."""
         assert self.stream.background is not None
         return targets == self.stream.background
 
     @property
     def threshold(self) -> float:
-        """What a defined O word's surest old label must reach: 0.9 in the first epoch, falling to 0 in the last of the
-        curriculum."""
+        """The probability that the most likely old label of a defined O word must reach: 0.9 in the first epoch,
+        falling to 0 in the last epoch of the curriculum."""
         return 0.9 * max(1 - self.now.epoch / (self.curriculum - 1), 0.0) if self.curriculum > 1 else 0.0
 
     @property

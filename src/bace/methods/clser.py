@@ -18,16 +18,16 @@ from bace.randomness import generator
 
 
 class CLSER(ER):
-    """Two averaged copies of the network, a fast (plastic) and a slow (stable) one, give the logits that replayed
-    examples should keep; the stable one predicts.
+    """Two averaged copies of the network, a fast (plastic) and a slow (stable) one, give the target logits of replayed
+    examples. The stable network predicts.
 
     Args:
         lambda_mse: weight of the logit matching on memory; 0 leaves it out.
-        r_plastic: chance that a step updates the plastic network.
-        a_plastic: share that the plastic network keeps at an update; it averages over about 1 / (r (1 - a)) steps,
-            which should be fewer than a task has (the original's 0.999 is for tasks of thousands).
-        r_stable: chance that a step updates the stable network; at most `r_plastic`.
-        a_stable: share that the stable network keeps at an update.
+        r_plastic: probability that a step updates the plastic network.
+        a_plastic: share of its weights that the plastic network keeps at an update. It averages over about
+            1 / (r (1 - a)) steps, which should be fewer than a task has (0.999 in the original, for thousands).
+        r_stable: probability that a step updates the stable network; at most `r_plastic`.
+        a_stable: share of its weights that the stable network keeps at an update.
         reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both (the
             original).
     """
@@ -38,13 +38,13 @@ class CLSER(ER):
     scorers = ("working", "plastic")
     cost = Passes(3, 5, task=1)
     card = Card(
-        mechanism="replay; logits on memory kept near the better of two averaged networks",
-        besides="a pass over the weights for each average",
-        o_rows="class 0 under cross-entropy, in replayed sentences so too or not (`train.replay_o`); all of a replayed "
-        "sentence's rows are matched",
-        reading="herded memory instead of a reservoir; averages for short tasks; averaged networks always in eval "
-        "mode, new head rows alike in all three; the stable network predicts, in forward transfer "
-        "too, the others are scored beside it",
+        mechanism="replay; matching of the logits of the better of two averaged networks on memory",
+        besides="one pass over the weights for each average",
+        o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "
+        "or left out (`train.replay_o`); all rows of a replayed sentence are matched",
+        reading="The memory is herded instead of a reservoir, and the averaging rates suit short tasks. The averaged "
+        "networks are always in eval mode, and new head rows start equal in all three networks. The stable network "
+        "predicts, also in forward transfer; the others are scored beside it.",
     )
 
     plastic: Model
@@ -62,10 +62,10 @@ class CLSER(ER):
     ) -> None:
         super().__init__(reduction=reduction)
         if lambda_mse < 0:
-            raise ConfigError(f"CLS-ER: lambda_mse is {lambda_mse}, it must be at least 0")
+            raise ConfigError(f"CLS-ER: lambda_mse is {lambda_mse}, but it must be at least 0")
         if not 0 <= r_stable <= r_plastic <= 1:
             raise ConfigError(
-                f"CLS-ER: r_stable ({r_stable}) and r_plastic ({r_plastic}) are chances between 0 and 1, and the "
+                f"CLS-ER: r_stable ({r_stable}) and r_plastic ({r_plastic}) must lie between 0 and 1, and the "
                 "stable network must not be updated more often than the plastic one"
             )
         if not (0 <= a_plastic <= 1 and 0 <= a_stable <= 1):
@@ -79,7 +79,7 @@ class CLSER(ER):
         if task.index == 0:
             self.plastic, self.stable = frozen_copy(self.model), frozen_copy(self.model)
             return
-        for average in (self.plastic, self.stable):  # the working network's new rows: the same draw
+        for average in (self.plastic, self.stable):  # the same draw as for the working network's new rows
             average.head.grow(len(task.classes), generator(self.now.seed, "head", task.index))
             average.requires_grad_(False)
 
@@ -89,7 +89,7 @@ class CLSER(ER):
             average.head.blocks[-1].data.copy_(self.model.head.blocks[-1].data)
 
     def loss(self, batch: Batch) -> Loss:
-        """CE + lambda mean (z(x1) - z'(x1))^2, z' by the better averaged network."""
+        """CE + lambda mean (z(x1) - z'(x1))^2, where z' comes from the better averaged network."""
         replay = self.replay()
         both = Batch.cat(batch, replay)
         logits = self.model(both).logits
@@ -107,7 +107,7 @@ class CLSER(ER):
         return torch.where(better, stable, plastic)
 
     def after_step(self, batch: Batch) -> None:
-        """theta' <- a theta' + (1 - a) theta with chance r; a = min(1 - 1/(n + 1), a_max) at step n."""
+        """theta' <- a theta' + (1 - a) theta with probability r; a = min(1 - 1/(n + 1), a_max) at step n."""
         self.steps += 1
         for name, (chance, most) in self.rates.items():
             if float(torch.rand((), generator=self.now.rng(name))) < chance:

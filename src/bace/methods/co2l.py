@@ -20,7 +20,7 @@ from bace.randomness import generator
 
 
 class Projector(nn.Module):
-    """Where examples are contrasted."""
+    """The projection into the space in which examples are contrasted."""
 
     optimiser_group = "head"
 
@@ -28,40 +28,42 @@ class Projector(nn.Module):
         super().__init__()
         self.head = nn.Sequential(linear(width, width, rng), nn.ReLU(), linear(width, outputs, rng))
 
-    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, outputs), of length 1
+    def forward(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, outputs) of length 1
         return F.normalize(self.head(features), dim=1)
 
 
 class Co2L(ER):
-    """Learn features by contrast, with new examples as anchors and old ones among their opposites, and keep how similar
-    the examples of a batch are in the teacher's eyes; then fit a linear classifier to the features.
+    """Learn features by contrast, with new examples as anchors and old examples among their negatives, and preserve the
+    teacher's similarities between the examples of a batch. Then fit a linear classifier to the features.
 
     Args:
         mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's data.
         tau: temperature of the contrast.
         kappa: temperature of the similarities that are distilled.
-        kappa_teacher: the same of the teacher.
+        kappa_teacher: the same temperature for the teacher.
         lambda_ird: weight of the distillation; 0 leaves it out.
         projection: width of the space in which examples are contrasted.
-        linear_epochs: of the classifier.
-        linear_lr: its learning rate, which falls to a fifth after 60, 75 and 90 per cent of its epochs.
+        linear_epochs: epochs of the classifier.
+        linear_lr: learning rate of the classifier, which falls to a fifth after 60, 75 and 90 per cent of its epochs.
     """
 
     title = "Co2L"
     paper = "Cha, Lee, Shin, Co2L: Contrastive Continual Learning, 2021"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     growing_head = False
     keeps_teacher = True
     cost = Passes(8, 8, task=2, memory=1)
     card = Card(
-        mechanism="asymmetric supervised contrast of two views; distilled similarities; classifier afterwards",
-        besides="a classifier on features kept",
-        o_rows="refused: words labelled O may be entities of other tasks; as one class they would be drawn together",
+        mechanism="asymmetric supervised contrast of two views; distilled similarities; a classifier afterwards",
+        besides="the classifier trains on cached features",
+        o_rows="refused: words labelled O may be entities of other tasks, and as one class they would be pulled "
+        "together",
         stages=("contrast", "linear"),
         replay="concat",
-        reading="the suite's memory and views (the authors': a random one, strong augmentation). Texts: one text under "
-        "two dropouts. Without augmentation or dropout the two views are equal. The classifier starts anew at every "
-        "task and sees clean features, kept; its rate is a tenth of the authors', who train it on a ResNet's",
+        reading="Memory and views are the same as for other methods (the authors use a random memory and strong "
+        "augmentation). For texts, the two views are two dropout passes of one text. Without augmentation or dropout, "
+        "the two views are equal. The classifier starts anew at every task and sees cached clean features. Its "
+        "learning rate is a tenth of the authors', who train it on the features of a ResNet.",
     )
 
     def __init__(
@@ -134,7 +136,7 @@ class Co2L(ER):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         both = self.with_replay(batch)
-        pair = Batch.cat(both, self.stream.batch(both.examples, view=self.now.view(2)))  # draw 1 was the memory's
+        pair = Batch.cat(both, self.stream.batch(both.examples, view=self.now.view(2)))  # the memory used draw 1
         u = self.projector(self.model(pair).features)
         current = pair.targets >= self.now.known
         terms = {"contrast": supervised_contrast(u, pair.targets, current, tau=self.tau)}
@@ -162,7 +164,7 @@ class Co2L(ER):
         return F.cross_entropy(self.model.head(features[torch.searchsorted(ids, batch.examples)]), batch.targets)
 
     def balanced(self, examples: Tensor, rng: torch.Generator) -> Tensor:  # (examples,)
-        """As many, drawn with replacement so that every class is equally likely."""
+        """The same number of examples, drawn with replacement so that every class is equally likely."""
         targets = self.stream.labels(examples)[1]
         weight = 1 / torch.bincount(targets).double()[targets]
         return examples[torch.multinomial(weight, len(examples), replacement=True, generator=rng)]
@@ -172,7 +174,7 @@ class Co2L(ER):
 
 
 def linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
-    """Uniform in ±1/sqrt(inputs), as torch's own, from a generator of its own."""
+    """Uniform in ±1/sqrt(inputs), like torch's own initialisation, but from the given generator."""
     layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
     for p in layer.parameters():
         nn.init.uniform_(p, -(inputs**-0.5), inputs**-0.5, generator=rng)

@@ -19,7 +19,7 @@ from bace.models.model import Model, Output
 
 
 class Removal(nn.Module):
-    """z - a2 ((1 - a1) b' + a1 b): takes what the momentum features of the last two tasks explain out of the logits."""
+    """z - a2 ((1 - a1) b' + a1 b): removes from the logits what the momentum features of the last two tasks explain."""
 
     def __init__(self, a: float) -> None:
         super().__init__()
@@ -36,32 +36,32 @@ class Removal(nn.Module):
 
 
 class DDE(LUCIR):
-    """LUCIR that predicts each example jointly with its neighbours in the teacher's eyes, and at test time removes the
-    direction in which training has carried all features.
+    """Extend LUCIR: predict each example jointly with its nearest neighbours in the teacher's feature space, and at
+    test time remove the direction in which training has moved all features.
 
     Args:
-        top_k: neighbours of an example among those of new classes; 0 leaves them out.
-        mu: momentum feature e <- mu e + mean feature of the batch, from 0 at the start of a task.
+        top_k: number of neighbours of an example among the examples of new classes; 0 leaves them out.
+        mu: e <- mu e + mean feature of the batch, where the momentum feature e starts a task at 0.
         a: share of the momentum direction that is removed from a prediction; 0 leaves it in.
-        removal: `fixed`: by `a`; `learned`: by two numbers, fitted on the class-balanced memory after each task.
+        removal: `fixed` uses `a`; `learned` uses two numbers, fitted on the class-balanced memory after each task.
         lambda_base: weight of the feature term, times sqrt(old classes / new classes); 0 leaves it out.
         K: how many new classes an old example is ranked against, at most all of them.
-        margin: of the ranking, between cosines.
+        margin: margin of the ranking, between cosines.
         margin_weight: weight of the ranking; 0 leaves it out.
         freeze_old: head rows of old classes are not trained.
     """
 
     title = "DDE"
     paper = "Hu et al., Distilling Causal Effect of Data in Class-Incremental Learning, CVPR 2021"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     card = Card(
         mechanism="LUCIR; joint prediction with neighbours; momentum direction removed at test time",
-        besides="neighbours in common are passed once",
-        o_rows="refused: neighbours of O words are not defined, CFNER is this idea for entities",
+        besides="shared neighbours are passed once",
+        o_rows="refused: neighbours of O words are not defined; CFNER applies this idea to entities",
         replay="concat",
-        reading="a replayed example's neighbours are those of its epoch view, though it is seen in a fresh one; both "
-        "momentum features act through the rows of now, in forward transfer too; `removal=learned` is a stage of its "
-        "own, from (1, a) each time",
+        reading="The neighbours of a replayed example are those of its epoch view, although the step sees a fresh "
+        "view. Both momentum features act through the current head rows, also in forward transfer. `removal=learned` "
+        "is a separate stage that starts from (1, a) each time.",
     )
 
     def __init__(
@@ -79,19 +79,19 @@ class DDE(LUCIR):
     ) -> None:
         super().__init__(lambda_base, K, margin, margin_weight, freeze_old, **replay)
         if top_k < 0:
-            raise ConfigError(f"DDE: top_k is {top_k}, it must be at least 0, which leaves the neighbours out")
+            raise ConfigError(f"DDE: top_k is {top_k}, but it must be at least 0; 0 leaves the neighbours out")
         if a < 0:
-            raise ConfigError(f"DDE: a is {a}, it must be at least 0, which removes nothing")
+            raise ConfigError(f"DDE: a is {a}, but it must be at least 0; 0 removes nothing")
         if not 0 <= mu < 1:
             raise ConfigError(
-                f"DDE: mu is {mu}, it must be at least 0 and below 1, or the momentum feature grows for ever"
+                f"DDE: mu is {mu}, but it must be at least 0 and below 1, or the momentum feature grows for ever"
             )
         self.top_k, self.mu, self.learned = top_k, mu, removal == "learned"
         self.cost = Passes(5 + top_k, 4 + top_k, task=2)
         self.removal = Removal(a)
-        self.table: NeighbourTable | None = None  # of an epoch, made again by before_epoch
+        self.table: NeighbourTable | None = None  # of an epoch, recomputed by before_epoch
         self.batch_mean: Tensor | None = None  # (width,) of the step
-        self.e: Tensor  # (2, width) momentum features of the task before and of this one
+        self.e: Tensor  # (2, width) momentum features of the previous and of the current task
 
     def build(self, model: Model) -> Model:
         self.register_buffer("e", torch.zeros(2, model.encoder.width))
@@ -123,13 +123,13 @@ class DDE(LUCIR):
         return self.learned and task.index > 0 and bool(self.memory.size or self.memory.per_class)
 
     def begin_removal(self, task: Task) -> None:
-        self.remember(task)  # the network is fixed from here on, so this is the memory after the task
+        self.remember(task)  # the network is fixed from now on, so this is the memory after the task
         self.removal.reset()
 
     # -- the joint prediction
 
     def before_epoch(self, stage: Stage) -> None:
-        """The top_k nearest of all examples, in the teacher's eyes and among those of new classes."""
+        """The top_k nearest neighbours of all examples in the teacher's feature space, among those of new classes."""
         self.table = None
         if self.teacher is None or not self.top_k or stage.name != "main":
             return
@@ -138,7 +138,7 @@ class DDE(LUCIR):
         features = F.normalize(self.outputs(examples, self.teacher, view=self.now.view()).features, dim=1)
         new = torch.nonzero(targets >= self.now.known).flatten()
         index, distance = nearest(features, self.top_k, candidates=new)
-        weights = neighbour_log_weights(distance, 0.5, uniform=True)  # half, and half divided equally
+        weights = neighbour_log_weights(distance, 0.5, uniform=True)  # one half, and the other half shared equally
         self.table = NeighbourTable(examples, torch.where(index < 0, -1, examples[index]), *weights, distance)
 
     def epoch_table(self) -> NeighbourTable | None:
@@ -153,8 +153,8 @@ class DDE(LUCIR):
         return terms | self.hold(out, both, len(batch))
 
     def joint(self, logits: Tensor, both: Batch) -> Tensor:  # (rows, classes) -> (rows, classes)
-        """log (p + q)/2, q the mean prediction of the neighbours, which carries no gradient. Of logarithms of
-        probabilities the soft-max is these again, so they take the place of the logits."""
+        """log (p + q)/2, where q is the mean prediction of the neighbours, without gradient. The soft-max of
+        log-probabilities gives the same probabilities, so they take the place of the logits."""
         if self.table is None:
             return logits
         near = self.table.of(both.rows, logits.device)
@@ -181,7 +181,7 @@ class DDE(LUCIR):
         return 5 * F.cross_entropy(self.direct_effect(self.peek([batch]), self.model.head), batch.targets)
 
     def direct_effect(self, out: Output, head: Head) -> Tensor:  # (rows, classes)
-        """The logits without the biases b_i = cos(h, e_i) sigma W e_i, rows of W and e_i of length 1."""
+        """The logits minus the biases b_i = cos(h, e_i) sigma W e_i, where the rows of W and e_i have length 1."""
         with torch.no_grad():
             cosines = F.cosine_similarity(out.features[:, None], self.e, dim=-1)  # (rows, 2)
             before, now = cosines.T[:, :, None] * head(self.e)[:, None]  # (rows, classes) each
@@ -189,5 +189,5 @@ class DDE(LUCIR):
         return result
 
     def after_task(self, task: Task) -> None:
-        if not self.fits_removal(task):  # else the memory was refilled for that
+        if not self.fits_removal(task):  # otherwise the memory was already refilled
             super().after_task(task)

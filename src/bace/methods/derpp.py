@@ -18,27 +18,27 @@ from bace.models.model import Model
 
 
 class DERpp(ER):
-    """Replay labels, and beside them the logits that the network had: L = CE(z, y) + alpha MSE + beta CE on memory.
+    """Replay labels and the logits that the network had: L = CE(z, y) + alpha MSE + beta CE on memory.
 
     Args:
         alpha: weight of the logit matching; 0 leaves it out. Default: 0.2 for `stored`, 0.5 for a `teacher`.
-        beta: weight of the cross-entropy of replayed examples; 0 leaves it out.
-        logits: what is matched: the logits `stored` with an example when a reservoir took it in, two independent
-            draws for the two terms (the original); or those of a frozen `teacher`, the network before this task, for
-            the old classes of the one draw from a herded memory (the reading of BaCE's authors).
+        beta: weight of the cross-entropy on replayed examples; 0 leaves it out.
+        logits: which logits are matched. `stored`: those stored with an example when the reservoir took it in, with
+            two independent draws for the two terms (the original). `teacher`: those of the frozen network before this
+            task, for the old classes, with one draw from a herded memory (the reading of BaCE's authors).
     """
 
     title = "DER++"
     paper = "Buzzega et al., Dark Experience for General Continual Learning: a Strong, Simple Baseline, 2020"
     cost = Passes(3, 6)
     card = Card(
-        mechanism="replay; logits on memory kept near those of the past",
-        o_rows="class 0 under cross-entropy, in replayed sentences so too or not (`train.replay_o`); all of a replayed "
-        "sentence's rows are matched",
-        reading="weights of the original's CIFAR-10 with 500 slots, or with `logits=teacher`, which is how BaCE's "
-        "authors read it, theirs; the reservoir is offered every example of every step, so replay starts in the first "
-        "task (beside a whole batch); logits are matched scaled, over the columns that were there when they were "
-        "stored",
+        mechanism="replay; matching of past logits on memory",
+        o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "
+        "or left out (`train.replay_o`); all rows of a replayed sentence are matched",
+        reading="The weights are those of the original for CIFAR-10 with 500 slots. With `logits=teacher`, the "
+        "reading of BaCE's authors, they are theirs. The reservoir is offered every example of every step, so replay "
+        "starts in the first task (beside a whole batch). Logits are matched after scaling, over the columns that "
+        "existed when they were stored.",
     )
 
     def __init__(
@@ -59,8 +59,8 @@ class DERpp(ER):
         if self.logits == "stored":
             if self.memory.per_class:
                 raise ConfigError(
-                    f"DER++ keeps a reservoir of a fixed total: memory.per_class is {self.memory.per_class}, give "
-                    "memory.size instead, or take logits=teacher"
+                    f"DER++ keeps a reservoir of fixed total size, but memory.per_class is {self.memory.per_class}: "
+                    "set memory.size instead, or use logits=teacher"
                 )
             self.memory.note("logits", torch.zeros(0, 0, 0))  # (slots, rows of a sentence, classes)
         return super().build(model)
@@ -68,7 +68,7 @@ class DERpp(ER):
     def stages(self, task: Task) -> list[Stage]:
         if self.logits == "teacher":
             return super().stages(task)
-        # as with other memories: a whole batch in the first task, although the reservoir fills from its first step on
+        # the first task has whole batches, as with other memories, although the reservoir fills from its first step on
         share = self.replay_share if self.memory.size and self.replays and task.index else 0
         return [self.stage(task, batch_size=self.batch_size - share)]
 
@@ -87,7 +87,7 @@ class DERpp(ER):
             terms["replay"] = self.beta * terms["replay"]
         if first is not None:
             stored = unstack_rows(self.memory.get_buffer("logits")[self.drawn(1)].to(logits.device), first.owner)
-            known = ~stored.isnan()  # not the columns of classes that came later
+            known = ~stored.isnan()  # leaves out the columns of classes that came later
             terms["match"] = self.alpha * F.mse_loss(logits[len(both) :, : stored.shape[1]][known], stored[known])
         return terms
 

@@ -1,7 +1,7 @@
 """EEIL: end-to-end incremental learning. Castro, Marín-Jiménez, Guil, Schmid, Alahari, ECCV 2018.
 
-A first stage learns the new classes beside the exemplars and distils from the network of the task before; a second one
-fine-tunes on a class-balanced set and distils from the network that the first stage made.
+The first stage learns the new classes and the exemplars, and distils from the network of the previous task. The second
+stage fine-tunes on a class-balanced set and distils from the network of the first stage.
 """
 
 from typing import Unpack
@@ -20,30 +20,31 @@ from bace.models.model import frozen_copy
 
 
 class EEIL(ER):
-    """Replay with a distillation for each task's block of the head, then balanced fine-tuning.
+    """Replay and distil each task's block of the head, then fine-tune on a balanced set.
 
     Args:
         kd_weight: weight of the distillation, in both stages.
         T: temperature of the distillation.
         noise: standard deviation of the noise added to every gradient in the first epoch; it falls as
-            (1 + epoch)^-0.55. The original's 0.3 is added to gradients summed over 128 examples, so 0.3/128 here.
+            (1 + epoch)^-0.55. The original adds 0.3 to gradients summed over 128 examples, which is 0.3/128 here.
         balanced_epochs: epochs of the second stage; 0 leaves it out.
         balanced_lr: its learning rate, as a factor of the first stage's.
     """
 
     paper = "Castro et al., End-to-End Incremental Learning, ECCV 2018"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     keeps_teacher = True
     card = Card(
-        mechanism="replay; distillation per task's block of the head; balanced fine-tuning",
+        mechanism="replay; distillation of each task's block of the head; balanced fine-tuning",
         o_rows="refused: every sentence shows O, so there is no class-balanced set of sentences",
         stages=("main", "balanced"),
         replay="concat",
-        reading="no factor T^2; the second stage distils the newest block too, from the first stage's network, at a "
-        "constant rate; gradient noise off (a pre-trained network needs none)",
+        reading="There is no factor T^2. The second stage also distils the newest block, from the network of the "
+        "first stage, at a constant learning rate. Gradient noise is off, because a pre-trained network does not need "
+        "it.",
     )
 
-    balanced: Tensor  # (examples,) ids of the second stage; none outside of it
+    balanced: Tensor  # (examples,) ids of the second stage; empty outside of it
 
     def __init__(
         self,
@@ -86,11 +87,11 @@ class EEIL(ER):
 
     def renew_teacher(self) -> None:
         """The network after the first stage, with all classes."""
-        self.teacher = None  # let go of the last one first
+        self.teacher = None  # free the previous teacher first
         self.teacher = frozen_copy(self.model)
 
     def balance(self, task: Task) -> None:
-        """All exemplars of the old classes, and as many herded ones of each new class as an old one has."""
+        """All exemplars of the old classes, and as many herded examples of each new class as an old class has."""
         count = int(self.memory.group.bincount().max())
         new = self.choose(self.trained(task), task, count)
         self.balanced = torch.cat([self.memory.examples, *new.values()])

@@ -13,11 +13,11 @@ from bace.methods.parts.replay import Mode, Reduction, Replay
 class ER(Method):
     """Mix stored old examples into every step.
 
-    The methods built on it take these two settings, too.
+    Methods built on ER also take these two settings.
 
     Args:
         mode: `batch`: a separate batch from memory at each step; `concat`: the memory is shuffled into the task's
-            data (FACIL's and PyCIL's way, far weaker with a small memory).
+            data (as in FACIL and PyCIL; far weaker with a small memory).
         reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both.
     """
 
@@ -27,11 +27,13 @@ class ER(Method):
     cost = Passes(3, 3, task=1)
     card = Card(
         mechanism="replay",
-        o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`)",
+        o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "
+        "or left out (`train.replay_o`)",
         replay="batch",
-        reading="herded memory, a separate batch from it, sum of two means (`mode`, `reduction`: the other ways; "
-        "authors: `joint`); methods built on it double their other terms with it, so that these keep their published "
-        "weight beside the cross-entropy",
+        reading="The memory is herded. A separate batch is drawn from it at each step, and the loss is a sum of two "
+        "means. `mode` and `reduction` offer the alternatives; the authors use `joint`. Methods built on ER multiply "
+        "their other terms by two in this case, so that these keep their published weight relative to the "
+        "cross-entropy.",
     )
 
     def __init__(self, mode: Mode = "batch", reduction: Reduction = "sum") -> None:
@@ -49,18 +51,18 @@ class ER(Method):
         return self.cross_entropy(self.model(both).logits, both.targets, len(batch))
 
     def with_replay(self, batch: Batch) -> Batch:
-        """The batch, and behind it the examples replayed with it."""
+        """The batch, followed by the examples that are replayed with it."""
         return Batch.cat(batch, self.replay() if self.policy.mode == "batch" else None)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
-        """Of the first `new` rows, and of the replayed ones behind them, where they are labelled."""
+        """The cross-entropy of the first `new` rows and of the replayed rows after them, where they are labelled."""
         labelled = self.labelled(targets, new)
         logits, targets, new = logits[labelled], targets[labelled], int(labelled[:new].sum())
         parts = self.policy.parts(new, len(targets))
         return {name: self.criterion(logits[rows], targets[rows]) for name, rows in parts.items()}
 
     def count_means(self, targets: Tensor, new: int) -> int:
-        """How many means `cross_entropy` takes of these rows (see Replay.count_means)."""
+        """The number of means in `cross_entropy` for these rows (see Replay.count_means)."""
         labelled = self.labelled(targets, new)
         return self.policy.count_means(int(labelled[:new].sum()), int(labelled.sum()))
 

@@ -18,28 +18,30 @@ from bace.methods.seq import SEQ
 
 
 class EWC(SEQ):
-    """Tie each parameter to its last value, the tighter the more the earlier tasks depend on it (Fisher information).
+    """Pull each parameter towards its last value; the more earlier tasks depend on it (Fisher information), the harder.
 
     Args:
-        lambda_ewc: weight of the penalty; 0 leaves SEQ. BaCE's 5000, the default, barely acts on the digits.
-        fisher_samples: at most so many rows of a task (images, texts, words), drawn at random, make its Fisher
+        lambda_ewc: weight of the penalty; 0 gives SEQ. The default, BaCE's 5000, has almost no effect on digits.
+        fisher_samples: maximum number of a task's rows (images, texts, words), drawn at random, for its Fisher
             information.
-        max_pull: a step of SGD takes a parameter back by lambda F lr of its way from its old value; from 2 on it
-            would diverge. F is cut, with a warning, where this is above `max_pull`; 0: never cut.
+        max_pull: a step of SGD moves a parameter back by lambda F lr of its distance from its old value, and from 2
+            on it would diverge. Where this exceeds `max_pull`, F is cut, with a warning; 0: never cut.
         span: the classes of the cross-entropy: only the `new` ones, or all `seen` so far.
     """
 
     paper = "Kirkpatrick et al., Overcoming Catastrophic Forgetting in Neural Networks, 2017"
-    networks = 3  # the weights, those of the last task, and how much each matters
+    networks = 3  # the weights, those of the last task, and their Fisher information
     cost = Passes(3, task=3)
     card = Card(
-        mechanism="quadratic penalty on moved parameters, weighted by their Fisher information",
-        besides="the task's 3 are of at most `fisher_samples` rows",
-        o_rows="class 0 under cross-entropy, in training and in the Fisher information (a gradient per word)",
-        reading="true labels, a gradient per row; merged as (F + t F_old) / (t + 1); factor 1/2; F cut where a step "
-        "of SGD would overshoot (`max_pull`); cross-entropy over the new classes, as FACIL and PyCIL have it "
-        "(`span=seen`: over all, which is SEQ's level). BaCE's lambda of 5000 barely acts: digits, 3 seeds, A_last "
-        "54.6 ± 8.1 against 52.1 ± 7.1 of SEQ(span=new); 1e5 gives 63.4 ± 4.9",
+        mechanism="quadratic penalty on changed parameters, weighted by their Fisher information",
+        besides="the 3 passes over the task cover at most `fisher_samples` rows",
+        o_rows="O is learned as class 0 with cross-entropy, in training and in the Fisher information (one gradient "
+        "per word)",
+        reading="The Fisher information uses true labels and one gradient per row. It is merged as (F + t F_old) / (t "
+        "+ 1), and the penalty has a factor of 1/2. F is cut where a step of SGD would overshoot (`max_pull`). The "
+        "cross-entropy spans the new classes, as in FACIL and PyCIL; with `span=seen` it spans all seen classes, "
+        "which gives SEQ's level. BaCE's lambda of 5000 has almost no effect: on digits (3 seeds) A_last is 54.6 ± "
+        "8.1, compared with 52.1 ± 7.1 for SEQ(span=new); 1e5 gives 63.4 ± 4.9.",
     )
 
     def __init__(
@@ -57,13 +59,13 @@ class EWC(SEQ):
                 f"({fisher_samples}) at least 1"
             )
         self.anchored: list[str] = []  # names of the parameters under the penalty
-        self.anchor: Tensor  # (entries,) theta*: all of these in a row, as the last task left them
+        self.anchor: Tensor  # (entries,) theta*: all of these, concatenated, after the last task
         self.fisher: Tensor  # (entries,)
         self.register_buffer("anchor", torch.zeros(0))
         self.register_buffer("fisher", torch.zeros(0))
 
     def grow(self, task: Task) -> None:
-        self.anchored = list(self.trainable())  # before the head grows: the rows of new classes are free
+        self.anchored = list(self.trainable())  # before the head grows, so the rows of new classes are free
         super().grow(task)
 
     def loss(self, batch: Batch) -> Loss:
@@ -93,7 +95,7 @@ class EWC(SEQ):
 
     @property
     def largest(self) -> float:
-        """F is cut to it. Not with AdamW, whose steps do not grow with the gradient."""
+        """F is cut to this value. AdamW needs no cut, because its steps do not grow with the gradient."""
         train = self.training_settings
         rate = max(train.lr, train.head_lr or 0.0)
         if train.optimiser != "sgd" or not self.max_pull or not rate:
@@ -105,9 +107,9 @@ class EWC(SEQ):
         if cut:
             pull = self.max_pull * float(self.fisher.max()) / self.largest
             warnings.warn(
-                f"EWC: after task {self.now.task + 1} lambda F lr is up to {pull:.3g}, so that a step of SGD would "
-                f"overshoot: F is cut to {self.max_pull:g} / (lambda lr) for {cut} of {len(self.fisher)} parameters. "
-                "A lower train.lr or lambda_ewc needs no cut.",
+                f"EWC: after task {self.now.task + 1} lambda F lr is up to {pull:.3g}, so a step of SGD would "
+                f"overshoot. F is cut to {self.max_pull:g} / (lambda lr) for {cut} of {len(self.fisher)} parameters. "
+                "With a lower train.lr or lambda_ewc no cut is needed.",
                 stacklevel=2,
             )
 

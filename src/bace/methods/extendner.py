@@ -18,15 +18,15 @@ from bace.models.model import Model
 
 
 class ExtendNER(ER):
-    """Learn entities by their labels, and words labelled O, which may hide old entities, by what the last network says
-    of them.
+    """Learn entities from their labels. Learn words labelled O, which may hide old entities, from the predictions of
+    the previous network.
 
     Args:
-        lambda_kd: weight of the distillation; 0 leaves it out, and with it all that is learned of O after the first
+        lambda_kd: weight of the distillation; 0 leaves it out, and then nothing is learned about O after the first
             task.
-        tau: temperature of the distillation; its value is multiplied by tau^2.
-        head: `trained`: the run's head; `frozen`: CFNER's, a cosine head whose old rows, O's too, are not trained, and
-            whose new ones start from data.
+        tau: temperature of the distillation, which is multiplied by tau^2.
+        head: `trained`: the run's head; `frozen`: CFNER's, a cosine head whose old rows, including O's, are not
+            trained and whose new rows start from data.
     """
 
     paper = "Monaikul et al., Continual Learning for Named Entity Recognition, AAAI 2021"
@@ -34,11 +34,12 @@ class ExtendNER(ER):
     learns_o = False
     cost = Passes(4, 4)
     card = Card(
-        mechanism="labels teach entities, the last network teaches O words; replay",
-        o_rows="class 0 under cross-entropy in the first task; later distilled alone, over all columns cut to the old "
-        "ones, so that new columns are pushed down; in replayed sentences so too, or class 0 (`train.replay_o`)",
-        reading="replay is not the original's; weight 2 as in the code of BaCE's authors; the run's head, all rows "
-        "trained",
+        mechanism="labels teach entities, the previous network teaches O words; replay",
+        o_rows="in the first task, O is learned as class 0 with cross-entropy; later O rows are only distilled, over "
+        "the old columns of the soft-max over all classes, which pushes new columns down; O rows of replayed "
+        "sentences are treated in the same way or learned as class 0 (`train.replay_o`)",
+        reading="The original has no replay. The weight is 2, as in the code of BaCE's authors. The head is the "
+        "run's, and all of its rows are trained.",
     )
 
     def __init__(
@@ -73,7 +74,7 @@ class ExtendNER(ER):
         return [main]
 
     def imprint(self, task: Task) -> None:
-        """As for others; and an I- tag that the task does not show starts like its B- tag."""
+        """As in other methods; an I- tag that the task does not show starts like its B- tag."""
         super().imprint(task)
         shown, newest = set(self.stream.labels(self.trained(task))[1].tolist()), self.model.head.blocks[-1]
         for row, c in enumerate(task.classes):
@@ -85,7 +86,7 @@ class ExtendNER(ER):
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)
         logits = self.model(both).logits
-        if not self.now.known:  # nothing old hides among the O words
+        if not self.now.known:  # no old entities hide among the O words
             return self.cross_entropy(logits, both.targets, len(batch))
         log_old = F.log_softmax(self.peek([both], self.teacher).logits / self.tau, 1) if self.weight else None
         logits, log_old = self.joint(logits, log_old, batch)
@@ -103,13 +104,13 @@ class ExtendNER(ER):
     def joint(
         self,
         logits: Tensor,  # (rows, seen) of the new words, then of the replayed ones
-        log_old: Tensor | None,  # (rows, known) what the teacher says of them, as log-probabilities
+        log_old: Tensor | None,  # (rows, known) the teacher's log-probabilities for them
         batch: Batch,  # the new words
     ) -> tuple[Tensor, Tensor | None]:
-        """What is learned of which target; CFNER lets neighbours have their say."""
+        """The logits and the targets that are learned; CFNER also uses neighbours."""
         return logits, log_old
 
     @property
     def weight(self) -> float:
-        """Of the distillation, in this task."""
+        """The weight of the distillation in this task."""
         return self.lambda_kd

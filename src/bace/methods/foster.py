@@ -26,30 +26,30 @@ class FOSTER(ER):
     """Add a second encoder that learns what the frozen old one lacks (boost), then distil both into one (compress).
 
     Args:
-        init_epochs: of the first task; the run's train.epochs is not used.
-        boost_epochs: of the two-branch teacher.
-        compress_epochs: of the student.
-        beta1: how much the teacher's training makes up for unequal classes: 0 not at all, towards 1 by their counts.
+        init_epochs: epochs of the first task; the run's train.epochs is not used.
+        boost_epochs: epochs of the two-branch teacher.
+        compress_epochs: epochs of the student.
+        beta1: how much the teacher's training balances unequal classes: not at all for 0, by their counts towards 1.
         beta2: the same for the student's targets.
         lambda_okd: weight of the distillation of the old network into the teacher; 0 leaves it out.
         T: temperature of both distillations.
-        new_rows: `ft`: the teacher's rows of new classes read both branches; `az`: only the new branch.
+        new_rows: `ft`: the teacher's rows for new classes read both branches; `az`: only the new branch.
         align: after boosting, scale the teacher's new rows to the mean norm of its old ones.
     """
 
     title = "FOSTER"
     paper = "Wang et al., FOSTER: Feature Boosting and Compression for Class-Incremental Learning, ECCV 2022"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     scorers = ("teacher",)
-    networks = 3  # the student, and the two of its teacher
+    networks = 3  # the student, and the two networks of its teacher
     card = Card(
-        mechanism="replay; a second encoder boosts the frozen one, both are distilled into one",
-        o_rows="refused: classes are weighted by their counts, and O outnumbers them all",
+        mechanism="replay; a second encoder boosts the frozen one, and both are distilled into one",
+        o_rows="refused: classes are weighted by their counts, and O outnumbers all of them",
         stages=("boost", "compress"),
         replay="concat",
-        reading="linear heads; the student predicts, its teacher is scored beside it; a class counts "
-        "as often as an epoch shows it (official: 500 if new, its exemplars if old, which is so in mode `concat`); old "
-        "rows start at zero on the new branch",
+        reading="The heads are linear. The student predicts, and its teacher is scored beside it. The count of a "
+        "class is how often an epoch shows it (in the official code, 500 for a new class and the number of exemplars "
+        "for an old one, which is true in mode `concat`). Old rows start at zero on the new branch.",
     )
 
     teacher: Expanded | None
@@ -83,20 +83,20 @@ class FOSTER(ER):
         epochs = boost_epochs + compress_epochs
         each = (4 * boost_epochs + 5 * compress_epochs) / epochs
         self.cost = Passes(each, each, task=2, epochs=epochs)
-        self.counts = torch.zeros(0)  # (seen,) of each class; made again by before_epoch
+        self.counts = torch.zeros(0)  # (seen,) examples of each class; recomputed by before_epoch
 
     def build(self, model: Model) -> Model:
         return Model(model.encoder, LinearHead(model.encoder.width), model.precision)
 
     def grow(self, task: Task) -> None:
-        """The student goes on from the old network with rows for the new classes; the teacher is made anew."""
+        """The student continues from the old network with rows for the new classes; the teacher is new."""
         if task.index:
-            self.teacher = None  # let go of the last one first
+            self.teacher = None  # free the previous teacher first
             self.teacher = self.boosted(task)
         super().grow(task)
 
     def boosted(self, task: Task) -> Expanded:
-        """The old network, frozen, and beside it a copy of it to train; one head over both, old rows copied."""
+        """The frozen old network and a trainable copy of it, with one head over both that copies the old rows."""
         model, rng = self.model, generator(self.now.seed, "boosted head", task.index)
         head = WideningHead(model.encoder.width).to(self.stream.device)
         head.grow(task.classes.start, rng)
@@ -122,7 +122,7 @@ class FOSTER(ER):
         return [boost, compress]
 
     def before_epoch(self, stage: Stage) -> None:
-        """How often an epoch shows each class: its examples once, or as often as they are replayed."""
+        """How often an epoch shows each class: its examples count once, or as often as they are replayed."""
         examples, seen = stage.examples(), self.now.seen
         self.counts = torch.bincount(self.stream.labels(examples)[1], minlength=seen).double()
         if self.policy.mode == "batch" and self.replay_size:
@@ -142,11 +142,11 @@ class FOSTER(ER):
         terms |= {f"branch {name}": term for name, term in beside.items()}
         if self.lambda_okd:
             old = self.now.known
-            with torch.no_grad():  # the student waits: its encoder is h_A, its old rows are W_old
+            with torch.no_grad():  # the student is not trained yet: its encoder is h_A, its old rows are W_old
                 target = self.model.head(old_features)[:, :old]
             parts = self.policy.parts(len(batch), len(both)).values()
             distils = [soft_cross_entropy(out.logits[rows, :old], target[rows], self.T) for rows in parts]
-            terms["distil"] = self.lambda_okd * torch.stack(distils).sum()  # as many means as the cross-entropy has
+            terms["distil"] = self.lambda_okd * torch.stack(distils).sum()  # as many means as in the cross-entropy
         return terms
 
     def compress(self, batch: Batch) -> Loss:
@@ -172,7 +172,7 @@ class FOSTER(ER):
         return parameter_count(encoder) + ((self.networks - 1) * trained if task else 0), trained
 
 
-def class_weights(counts: Tensor, beta: float) -> Tensor:  # (classes,) examples of each -> (classes,)
+def class_weights(counts: Tensor, beta: float) -> Tensor:  # (classes,) counts -> (classes,)
     """w_c = (1 - beta) / (1 - beta^n_c), scaled to sum to the number of classes: rare classes weigh more (Cui et al.,
     Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019)."""
     weights = (1 - beta) / (1 - beta ** counts.clamp(min=1))

@@ -1,8 +1,8 @@
 """GD: global distillation. K. Lee, K. Lee, Shin, H. Lee, "Overcoming Catastrophic Forgetting with Unlabeled Data in the
 Wild", ICCV 2019; without external data.
 
-P is the network of the task before (`teacher`), C one that is trained for the current task alone (`local`). The network
-learns from the labels, from P over all old classes together and from C over the new ones; then its head is balanced.
+P is the network of the previous task (`teacher`), and C is trained for the current task alone (`local`). The network
+learns from the labels, from P over all old classes and from C over the new classes; then its head is balanced.
 """
 
 import copy
@@ -28,16 +28,16 @@ class GD(ER):
     """Replay, distil from the previous network and from a teacher of the current task, then balance the head.
 
     Args:
-        reduction: as in ER (`joint` is the original's); the last stage takes one mean over all rows in any case.
-        kd_weight: weight of both distillations; 0 leaves out the teacher of the current task, too.
+        reduction: as in ER (the original uses `joint`); the last stage always takes one mean over all rows.
+        kd_weight: weight of both distillations; 0 also leaves out the teacher of the current task.
         T: temperature of the distillations.
-        confidence: weight of the loss by which that teacher is to be unsure of old examples.
+        confidence: weight of the loss that makes this teacher unsure about old examples.
         finetune_epochs: epochs of the last stage; 0 leaves it out.
         finetune_lr: its learning rate, as a factor of the main stage's.
     """
 
     paper = "Lee et al., Overcoming Catastrophic Forgetting with Unlabeled Data in the Wild, ICCV 2019"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     keeps_teacher = True
     networks = 2  # the student and the teacher of the task
     card = Card(
@@ -45,11 +45,12 @@ class GD(ER):
         o_rows="refused: O belongs to no single task, so neither the current teacher nor the weights are defined",
         stages=("teacher", "main", "finetune"),
         replay="concat",
-        reading="no external data; the first task is plain training, as in the authors' code; herded memory; class "
-        "counts of the last stage are how often an epoch shows a class; it has 1 epoch to 5 (20 to 180 there)",
+        reading="There is no external data. The first task is plain training, as in the authors' code. The memory is "
+        "herded. The class counts of the last stage are how often an epoch shows a class. The last stage has 1 epoch "
+        "to 5 epochs of the main stage (20 to 180 in the original).",
     )
 
-    local: Model | None  # C; only while a task is learned
+    local: Model | None  # C, which exists only while a task is learned
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class GD(ER):
         self.finetune_epochs, self.finetune_lr = finetune_epochs, finetune_lr
         self.cost = Passes(8, 8, task=1 + 6 * finetune_epochs)
         self.local = None
-        # of the last stage, made again by before_epoch: (3, seen) for labels among the seen, the old, the new classes
+        # weights of the last stage, recomputed by before_epoch: (3, seen), among all seen, the old and the new classes
         self.weights = torch.ones(3, 0)
 
     def stages(self, task: Task) -> list[Stage]:
@@ -131,7 +132,7 @@ class GD(ER):
         return {**self.cross_entropy(logits, both.targets, len(batch)), **distil}
 
     def loss_finetune(self, batch: Batch) -> Loss:
-        """The same in one mean, each row weighted by its class."""
+        """The same loss as one mean in which each row is weighted by its class."""
         both = self.with_replay(batch)
         logits = self.model(both).logits
         seen, old, new = self.weights[:, both.targets]
@@ -145,7 +146,7 @@ class GD(ER):
         old_weights: Tensor | None = None,  # (rows,)
         new_weights: Tensor | None = None,  # (rows,)
     ) -> dict[str, Tensor]:
-        """O/S T^2 KL(P || z_old) + N/S T^2 KL(C || z_new), on all rows, each soft-max over its own classes."""
+        """O/S T^2 KL(P || z_old) + N/S T^2 KL(C || z_new), on all rows, where each soft-max spans its own classes."""
         if not self.kd_weight or self.teacher is None or self.local is None:
             return {}
         known, seen = self.now.known, self.now.seen
@@ -168,7 +169,7 @@ class GD(ER):
             self.weights = torch.stack(parts).to(self.stream.device)
 
     def shown(self, stage: Stage) -> Tensor:  # (seen,)
-        """How often an epoch of the stage shows each class: the task's examples once, those drawn from memory on
+        """How often an epoch of the stage shows each class: the task's examples count once, examples from memory on
         average."""
         examples, seen = stage.examples(), self.now.seen
         counts = self.stream.labels(examples)[1].bincount(minlength=seen).to(torch.get_default_dtype())

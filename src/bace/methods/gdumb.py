@@ -16,13 +16,13 @@ from bace.models.model import Model
 
 
 class GDumb(Method):
-    """Keep a class-balanced memory and nothing else; after each task train the pre-trained network anew on it alone.
+    """Keep only a class-balanced memory; after each task, train the pre-trained network on the memory alone.
 
     Args:
-        passes: over the memory, after each task; with 500 examples 128 of them cost as much as five epochs of
-            12,800. A power of two ends with a whole cycle of the learning rate.
+        passes: passes over the memory after each task. With 500 examples, 128 passes cost as much as five epochs of
+            12,800 examples. A power of two ends with a complete cycle of the learning rate.
         batch: examples per step.
-        cutmix: chance that a step's pictures are mixed by CutMix; never used for texts and tokens.
+        cutmix: probability that CutMix mixes the images of a step; never used for texts and tokens.
     """
 
     title = "GDumb"
@@ -30,11 +30,12 @@ class GDumb(Method):
     uses_memory = True
     growing_head = False  # no head outlives its task
     card = Card(
-        mechanism="greedy balanced memory; a fresh model trained on it alone",
-        o_rows="class 0 under cross-entropy; a sentence counts for the rarest entity type it shows",
+        mechanism="greedy balanced memory; a new model trained on the memory alone",
+        o_rows="O is learned as class 0 with cross-entropy; a sentence counts for the rarest entity type it shows",
         stages=("memory",),
-        reading="trained after every task, from the pre-trained weights, with the run's learning rate and the "
-        "original's schedule; half of its 256 passes, for they do not start from scratch",
+        reading="The model is trained after every task, from the pre-trained weights, with the run's learning rate "
+        "and the original's schedule. It makes half of the original's 256 passes, because it does not start from "
+        "scratch.",
     )
 
     present: Tensor  # (seen,) bool: classes that have an example in memory
@@ -44,14 +45,14 @@ class GDumb(Method):
         if min(passes, batch) < 1:
             raise ConfigError(f"GDumb: passes ({passes}) and batch ({batch}) must be at least 1")
         if not 0 <= cutmix <= 1:
-            raise ConfigError(f"GDumb: cutmix is {cutmix}, it is a chance between 0 and 1")
+            raise ConfigError(f"GDumb: cutmix is {cutmix}, but it must lie between 0 and 1")
         self.passes, self.batch, self.cutmix = passes, batch, cutmix
         self.cost = Passes(0, memory=3 * passes)
         self.register_buffer("present", torch.zeros(0, dtype=torch.bool))
 
     def build(self, model: Model) -> Model:
         if not (self.memory.size or self.memory.per_class):
-            raise ConfigError("GDumb learns from its memory alone, which is 0: set memory.size or memory.per_class")
+            raise ConfigError("GDumb learns only from its memory, which is 0: set memory.size or memory.per_class")
         return super().build(model)
 
     def grow(self, task: Task) -> None:
@@ -63,7 +64,7 @@ class GDumb(Method):
             name="memory",
             epochs=self.passes,
             batch_size=self.batch,
-            examples=lambda: self.memory.examples.sort().values,  # whatever the order of arrival was
+            examples=lambda: self.memory.examples.sort().values,  # independent of the order of arrival
             schedule=warm_restarts,
             prepare=lambda: self.remember(task),
         )
@@ -73,7 +74,7 @@ class GDumb(Method):
         """Offer the task's examples one by one, in a random order."""
         order = task.train[torch.randperm(len(task.train), generator=self.now.rng("arrival"))]
         group = self.stream.group_of(order)
-        shown = group >= 0  # sentences without an entity stand for no type
+        shown = group >= 0  # sentences without an entity belong to no type
         self.memory.offer_greedy(order[shown], task.index, group[shown], self.now.rng("leaves"))
         self.present = torch.zeros(task.classes.stop, dtype=torch.bool, device=self.present.device)
         self.present[self.stream.labels(self.memory.examples)[1]] = True
@@ -83,11 +84,11 @@ class GDumb(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         """CE over the classes in memory; after CutMix lam CE(z, y) + (1 - lam) CE(z, y of the partner)."""
-        rng = self.now.rng("cutmix")
-        if self.stream.modality != "image" or float(torch.rand((), generator=rng)) >= self.cutmix:
+        rng, key = self.now.rng("cutmix"), self.stream.modality.picture_input
+        if key is None or float(torch.rand((), generator=rng)) >= self.cutmix:
             return F.cross_entropy(self.scores(batch), batch.targets)
-        pixels, partner, lam = cutmix(batch.inputs["pixel_values"], rng)
-        scores = self.scores(dataclasses.replace(batch, inputs={**batch.inputs, "pixel_values": pixels}))
+        pixels, partner, lam = cutmix(batch.inputs[key], rng)
+        scores = self.scores(dataclasses.replace(batch, inputs={**batch.inputs, key: pixels}))
         targets = batch.targets
         return lam * F.cross_entropy(scores, targets) + (1 - lam) * F.cross_entropy(scores, targets[partner])
 
@@ -102,7 +103,7 @@ class GDumb(Method):
 
 
 def warm_restarts(epochs: float) -> float:
-    """The learning rate's factor: 0.1 in the first pass, then a cosine from 1 to 0.01 over 1, 2, 4, 8, ... passes."""
+    """Factor of the learning rate: 0.1 in the first pass, then a cosine from 1 to 0.01 over 1, 2, 4, 8, ... passes."""
     whole = int(epochs)
     if whole == 0:
         return 0.1
@@ -111,15 +112,15 @@ def warm_restarts(epochs: float) -> float:
 
 
 def cutmix(
-    pixels: Tensor,  # (pictures, channels, height, width)
+    pixels: Tensor,  # (images, channels, height, width)
     generator: torch.Generator,
-) -> tuple[Tensor, Tensor, float]:  # the mixed pictures, (pictures,) their partners, the share that is still their own
-    """CutMix (Yun et al., ICCV 2019): a box of each picture's partner is pasted into it, one box for all."""
+) -> tuple[Tensor, Tensor, float]:  # the mixed images, (images,) their partners, the share that is still their own
+    """CutMix (Yun et al., ICCV 2019): a box of each image's partner is pasted into it, the same box for all images."""
     height, width = pixels.shape[-2:]
     share, row, column = torch.rand(3, generator=generator).tolist()  # Beta(1, 1) is uniform
     tall, wide = int(height * math.sqrt(1 - share)), int(width * math.sqrt(1 - share))
     top, left = int(row * height) - tall // 2, int(column * width) - wide // 2
     inside = torch.zeros(height, width, dtype=torch.bool, device=pixels.device)
-    inside[max(top, 0) : top + tall, max(left, 0) : left + wide] = True  # what sticks out of the picture is cut off
+    inside[max(top, 0) : top + tall, max(left, 0) : left + wide] = True  # what lies outside the image is cut off
     partner = torch.randperm(len(pixels), generator=generator).to(pixels.device)
     return torch.where(inside, pixels[partner], pixels), partner, 1 - float(inside.double().mean())

@@ -1,8 +1,8 @@
 """HAL: hindsight anchor learning. Chaudhry, Gordo, Dokania, Torr, Lopez-Paz, "Using Hindsight to Anchor Past Knowledge
 in Continual Learning", AAAI 2021.
 
-An anchor is an input made up for a class after its task: the one whose loss would rise most if the network went on to
-learn something else. Later steps are to leave the predictions on anchors as they are.
+An anchor is a synthetic input for a class, made after its task. Its loss would rise most if the network went on to
+learn something else. Later steps must not change the predictions on anchors.
 """
 
 import copy
@@ -23,7 +23,7 @@ from bace.errors import ConfigError
 from bace.methods.er import ER
 from bace.models.model import Model
 
-AVERAGED = 128  # examples of a class whose mean its anchor starts from: few enough to be held at once
+AVERAGED = 128  # an anchor starts from the mean of this many examples of its class, few enough to hold at once
 
 
 class HAL(ER):
@@ -31,29 +31,30 @@ class HAL(ER):
 
     Args:
         reduction: as in ER.
-        ring: slots of the memory are shared equally by the `task`s or by the `class`es known so far, the newest
-            examples of each being kept; a memory with a number per class is shared by classes.
-        lambda_anchor: weight of the change on anchors; 0 makes none and leaves replay from a ring buffer.
+        ring: memory slots are shared equally by each `task` or each `class` known so far, and hold its newest
+            examples. A memory with a number of slots per class is shared by classes.
+        lambda_anchor: weight of the change on anchors; 0 makes no anchors and only replays from a ring buffer.
         beta: phi <- beta phi + (1 - beta) mean feature, for each class and step.
         gamma: weight of an anchor's distance to phi.
-        anchor_steps: of Adam, to make the anchors of a task.
-        anchor_lr: their learning rate, in normalised pixels or word vectors.
-        memory_steps: steps, of 10 old examples each, that show what the network would forget.
+        anchor_steps: steps of Adam that make the anchors of a task.
+        anchor_lr: learning rate of the anchors, in normalised pixels or word vectors.
+        memory_steps: steps on 10 old examples each that show what the network would forget.
     """
 
     paper = "Chaudhry et al., Using Hindsight to Anchor Past Knowledge in Continual Learning, AAAI 2021"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     networks = 2  # the second shows, after a task, what would be forgotten
-    cost = Passes(7, 3)  # 4 for anchors, one for each old class in every step: 40 of them beside 64 new examples
+    cost = Passes(7, 3)  # every step passes an anchor of each old class: 4 are for 40 anchors beside 64 new examples
     card = Card(
-        mechanism="replay from a ring buffer; predictions on learned anchors are kept over a look-ahead step",
-        besides="a second backward pass a step; per task `memory_steps` on 10 old examples each, and `anchor_steps` of "
-        "two networks on its anchors",
-        o_rows="refused: an anchor is one input of one class, and a sentence shows several",
-        reading="the look-ahead's gradient is held constant (an option of the authors' code; by default theirs is "
-        "differentiated too, which fused attention cannot be), cosine distance to a phi per class, anchors start from "
-        "the class's mean input; hindsight comes from older tasks' slots, so in the first task only phi moves anchors; "
-        "an example enters the ring once, in the first epoch",
+        mechanism="replay from a ring buffer; a look-ahead step must not change the predictions on learned anchors",
+        besides="a second backward pass in each step; in each task `memory_steps` steps on 10 old examples each, and "
+        "`anchor_steps` steps of two networks on its anchors",
+        o_rows="refused: an anchor is one input of one class, but a sentence shows several classes",
+        reading="The gradient of the look-ahead step is held constant, which is an option of the authors' code. By "
+        "default they differentiate through it, which fused attention does not support. The distance to phi is a "
+        "cosine distance with one phi per class, and anchors start from the mean input of their class. Hindsight "
+        "comes from the slots of older tasks, so in the first task only phi moves the anchors. An example enters the "
+        "ring once, in the first epoch.",
     )
 
     anchors: Tensor  # (old classes, ...) pixels, or word vectors
@@ -94,7 +95,7 @@ class HAL(ER):
 
     @property
     def replay_size(self) -> int:
-        """None in the first task: the ring holds only its own examples."""
+        """None in the first task, where the ring holds only the task's own examples."""
         return super().replay_size if self.now.task else 0
 
     # -- a step
@@ -116,7 +117,7 @@ class HAL(ER):
         g = torch.autograd.grad(loss, list(theta.values()), retain_graph=True, materialize_grads=True)
         ahead = {name: p - self.now.lr * d for (name, p), d in zip(theta.items(), g, strict=True)}
         batch = self.as_batch(self.anchors, self.anchor_masks, self.anchor_targets)
-        # one name for both passes: with the same dropout, the difference is that of the parameters alone
+        # both passes have one name and so the same dropout: only the parameters make the difference
         z: Tensor = self.model(batch, name="anchors").logits
         z_ahead: Tensor = functional_call(self.model, ahead, (batch,), {"name": "anchors"}).logits
         return (z - z_ahead).square().sum(1).mean()
@@ -131,7 +132,7 @@ class HAL(ER):
             self.phi = torch.where(count > 0, self.beta * self.phi + (1 - self.beta) * mean, self.phi)
 
     def offer(self, batch: Batch) -> None:
-        """The newest examples of each task (class), as many as divide the memory by the tasks known now."""
+        """Keep the newest examples of each task (class); the tasks known so far share the memory equally."""
         if self.ring == "class" or self.memory.per_class:
             groups, known = batch.targets.cpu(), self.now.seen
         else:
@@ -140,7 +141,7 @@ class HAL(ER):
 
     # -- anchors
 
-    def after_task(self, task: Task) -> None:  # the memory is complete: nothing is chosen at the end
+    def after_task(self, task: Task) -> None:  # the ring is already full, so nothing is chosen at the end
         if not self.lambda_anchor:
             return
         targets, start, masks = self.mean_inputs(task)
@@ -149,7 +150,7 @@ class HAL(ER):
         later = self.hindsight(task)
         for _ in range(self.anchor_steps):
             objective = self.objective(self.as_batch(moved, masks, targets), later)
-            (moved.grad,) = torch.autograd.grad(objective.sum(), moved)  # an anchor's gradient is its own term's
+            (moved.grad,) = torch.autograd.grad(objective.sum(), moved)  # each anchor gets the gradient of its own term
             optimiser.step()
             moved.data = self.model.encoder.clamp(moved.data)
         self.anchor_targets = torch.cat([self.anchor_targets, targets])
@@ -181,7 +182,7 @@ class HAL(ER):
         return later
 
     def mean_inputs(self, task: Task) -> tuple[Tensor, Tensor, Tensor]:  # (anchors,), (anchors, ...), masks
-        """For each class of the task the mean of its inputs; of texts word by word, and as long as their median."""
+        """The mean input of each class of the task. Texts are averaged token by token, up to their median length."""
         encoder = self.model.encoder
         means, masks = [], []
         found = self.stream.by_group(self.trained(task))
@@ -202,4 +203,4 @@ class HAL(ER):
 
     def as_batch(self, anchors: Tensor, masks: Tensor, targets: Tensor) -> Batch:
         inputs = {self.model.encoder.movable: anchors} | ({"attention_mask": masks} if len(masks) else {})
-        return Batch(inputs, targets, NO_IDS, NO_IDS)  # anchors are no examples of the stream
+        return Batch(inputs, targets, NO_IDS, NO_IDS)  # anchors are not examples of the stream

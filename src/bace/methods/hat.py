@@ -23,31 +23,31 @@ from bace.randomness import generator
 
 class HAT(Method):
     """Learn near-binary gates on the units of adapters for each task, and never change a weight that an earlier task
-    uses. Each task has its own gates, LayerNorms and head; all else is shared or frozen.
+    uses. Each task has its own gates, LayerNorms and head; everything else is shared or frozen.
 
     Args:
-        smax: the gates' steepest slope in training; it rises from 1 / smax to it.
-        anneal: the slope rises once over the `stage`, or, as in the original, within every `epoch`, which leaves none
-            but the first step of an epoch of few steps to learn gates that are far from binary.
-        gate_steps: gates move as far as they would in at least so many steps: each of their steps is enlarged by what
-            is missing. Default: those of Kim et al. on a task of CIFAR-10 (20 epochs of 157). 0: as the optimiser says.
+        smax: the steepest slope of the gates; in training the slope rises from 1 / smax to smax.
+        anneal: the slope rises once over the `stage`, or within every `epoch` as in the original. If an epoch has few
+            steps, only its first step can then learn gates that are far from binary.
+        gate_steps: gates move as far as they would in at least this many steps; if there are fewer, each is enlarged.
+            Default: the steps of Kim et al. on a task of CIFAR-10 (20 epochs of 157). 0: steps are not enlarged.
         lamb: weight of the sparsity of the gates; 0 leaves it out.
-        scores: what is compared between tasks: raw `logits`, each head's `softmax`, or the soft-max of the head with
-            the least `entropy` before all others.
+        scores: what is compared between tasks: raw `logits`, the `softmax` of each head, or `entropy`, which ranks the
+            soft-max of the head with the least entropy above all others.
         latent: hidden units of the adapters, if the backbone has none (backbone.adapter).
         lr: learning rate of adapters, gates, norms and head; default: the run's.
     """
 
     paper = "Serra et al., Overcoming Catastrophic Forgetting with Hard Attention to the Task, ICML 2018"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     growing_head = False
     one_encoder = False
     card = Card(
         mechanism="binary gates per task on adapters; weights in use never change",
-        besides="prediction: a pass for each task",
-        o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
-        reading="adapters, norms and head per task as Kim et al.; the slope rises by batches; gates binary after a "
-        "task; raw logits compared; clipping only by train.clip (the original: 10000)",
+        besides="prediction takes one pass for each task",
+        o_rows="refused: O belongs to no task, and the heads of single tasks cannot tell which task a word belongs to",
+        reading="Adapters, norms and heads per task follow Kim et al. The slope rises by batches, and gates are "
+        "binary after a task. Raw logits are compared. Only train.clip clips the gradients (10000 in the original).",
     )
 
     gates: Gates
@@ -81,7 +81,7 @@ class HAT(Method):
         if not any(isinstance(module, Adapter) for module in model.encoder.modules()):
             add_adapters(model.encoder, self.latent, generator(self.now.seed, "adapters"))
         self.gates = Gates(model.encoder)
-        model.head = LinearHead(model.encoder.width)  # one block a task
+        model.head = LinearHead(model.encoder.width)  # one block per task
         return model
 
     def grow(self, task: Task) -> None:
@@ -90,7 +90,7 @@ class HAT(Method):
 
     @property
     def extra(self) -> int:
-        """Outputs of each head beside those of its classes."""
+        """The number of outputs of each head besides those of its classes."""
         return 0
 
     def stages(self, task: Task) -> list[Stage]:
@@ -155,7 +155,7 @@ class HAT(Method):
         return found
 
     def local(self, task: int, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) outputs of the task's head
-        """Places within the task's classes; every other class has the place behind them."""
+        """Positions among the task's classes; every other class gets the position after them."""
         classes = self.stream[task].classes
         own = (targets >= classes.start) & (targets < classes.stop)
         return torch.where(own, targets - classes.start, len(classes))
@@ -163,7 +163,7 @@ class HAT(Method):
     # -- prediction
 
     def passes(self, batch: Batch) -> list[Output]:
-        """For each task the features and its head's logits, under its own binary gates and norms."""
+        """For each task, the features and the logits of its head under its own binary gates and norms."""
         found = []
         for t in range(len(self.head.blocks)):
             with self.gates.of(t):

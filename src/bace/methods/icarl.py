@@ -18,28 +18,30 @@ from bace.models.model import Model
 
 
 class ICaRL(ER):
-    """Learn features with one binary classifier per class, the old ones distilled; classify by the nearest mean of the
-    stored exemplars.
+    """Learn features with one binary classifier per class and distil the old classifiers; classify by the nearest mean
+    of the stored exemplars.
 
     Args:
-        columns: of a row's binary cross-entropies: `sum` over the classes, or their `mean` (the authors', with a
-            learning rate of 2.0).
-        mirror: average each exemplar with its mirror image, for pictures that training mirrors too.
+        columns: how the binary cross-entropies of a row are reduced: `sum` over the classes, or `mean` (the authors',
+            with a learning rate of 2.0).
+        mirror: average each exemplar with its mirror image, if training also mirrors images.
     """
 
     title = "iCaRL"
     paper = "Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     keeps_teacher = True
     scorers = ("linear",)
     cost = Passes(4, 4, task=1, memory=2)
     card = Card(
         mechanism="replay; binary distillation; nearest mean of exemplars",
-        o_rows="a mean of all words that are no entity of this task says nothing about the next such word",
+        o_rows="refused: the mean of all words that are not an entity of this task says nothing about the next such "
+        "word",
         replay="concat",
-        reading="the authors' loss: in old columns the teacher's sigmoid is every row's target, exemplars included; "
-        "summed over columns, since their mean over columns goes with a learning rate of 2.0 (`columns`); the suite's "
-        "head gives the logits in training and the scorer `linear`; forward transfer by class means too",
+        reading="The loss is the authors': in old columns the teacher's sigmoid is the target of every row, including "
+        "exemplars. It is summed over columns, because the authors' mean over columns belongs to a learning rate of "
+        "2.0 (`columns`). The ordinary head gives the logits in training and for the scorer `linear`. Forward "
+        "transfer also uses class means.",
     )
 
     means: Tensor  # (classes, width) unit vectors; zero for a class without exemplars
@@ -56,7 +58,7 @@ class ICaRL(ER):
 
     def build(self, model: Model) -> Model:
         if not self.memory.size and not self.memory.per_class:
-            raise ConfigError("iCaRL classifies by stored exemplars and the memory is 0: set memory.size")
+            raise ConfigError("iCaRL classifies by stored exemplars, but the memory is empty: set memory.size")
         return super().build(model)
 
     def loss(self, batch: Batch) -> Loss:
@@ -76,7 +78,7 @@ class ICaRL(ER):
 
     def after_task(self, task: Task) -> None:
         super().after_task(task)
-        # of all classes, old ones too: the features have moved
+        # of all classes, because the features of old ones have moved, too
         self.means = self.class_means(self.memory.examples, range(task.classes.stop)).to(self.means.device)
 
     def class_means(self, examples: Tensor, classes: range) -> Tensor:  # (len(classes), width)
@@ -89,7 +91,7 @@ class ICaRL(ER):
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         return super().predict(batch) if scorer == "linear" else nearness(self.peek([batch]).features, self.means)
 
-    # -- forward transfer: the rows of coming classes are their means, beside the exemplars' of the known ones
+    # -- forward transfer: the rows of coming classes are their means, beside the exemplar means of known classes
 
     def transfer_rows(self, task: Task) -> Tensor:
         return self.class_means(task.train, task.classes)
@@ -101,5 +103,5 @@ class ICaRL(ER):
 
 def nearness(features: Tensor, means: Tensor) -> Tensor:  # (rows, width), (classes, width) -> (rows, classes)
     scores = 2 * F.normalize(features, dim=1) @ means.T - 2  # -|h/|h| - mu_c|^2, of unit vectors
-    # memory.allow_missing_classes: what has no exemplar is never predicted
+    # memory.allow_missing_classes: a class without exemplars is never predicted
     return scores.masked_fill(~means.any(1), -torch.inf)

@@ -15,10 +15,9 @@ from bace.core.method import Card, Loss, Method, Passes, Stage
 from bace.core.stream import Task
 from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
-from bace.models.encoders import TextEncoder
-from bace.models.frozen_prefix import uncached
 from bace.models.heads import CosineHead, Head, LinearHead, kmeans
 from bace.models.model import Branch, Model, parameter_count
+from bace.models.text_encoder import TextEncoder
 from bace.randomness import generator
 
 
@@ -35,11 +34,11 @@ class Reader(nn.Module):
 
 
 class Halves(Model):
-    """Reads each text as two halves, [CLS] a [SEP] b [SEP], cut in the middle. Inputs may say otherwise: `cut`
-    (texts,), after how many tokens, and `swapped` (texts,), whether b comes first."""
+    """A model that reads each text as two halves, [CLS] a [SEP] b [SEP], cut in the middle. Inputs may set `cut`
+    (texts,), the number of tokens before the cut, and `swapped` (texts,), whether b comes first."""
 
-    def branches(self, inputs: dict[str, Tensor], taps: bool) -> Iterator[Branch]:
-        words = self.words(inputs)
+    def branches(self, batch: Batch, taps: bool) -> Iterator[Branch]:
+        inputs, words = batch.inputs, self.words(batch.inputs)
         types = getattr(self.encoder.embeddings, "token_type_embeddings", None)  # RoBERTa has one type, DistilBERT none
         halves = halve(
             inputs,
@@ -48,18 +47,19 @@ class Halves(Model):
             inputs.get("swapped", torch.zeros_like(words, dtype=torch.bool)),
             typed=types is not None and types.num_embeddings > 1,
         )
-        return super().branches(halves, taps)
+        return super().branches(dataclasses.replace(batch, inputs=halves), taps)
 
     def words(self, inputs: dict[str, Tensor]) -> Tensor:  # (texts,)
-        """Tokens of each text that are read: what is too long with a [SEP] more loses its last ones."""
+        """The number of tokens of each text that are read: a text that is too long with another [SEP] loses its last
+        tokens."""
         assert isinstance(self.encoder, TextEncoder)
         return (inputs["attention_mask"].sum(1) - 2).clamp(max=self.encoder.max_tokens - 3)
 
 
 class Disentangled(Halves):
     """Features [g; s] instead of the class token h: g = tanh(W_g h + b_g) is what all tasks share,
-    s = tanh(W_s h + b_s) what tells them apart. Besides the classes, `order` reads from g whether the halves of a text
-    are swapped, and `tasks` from s which task it is of."""
+    s = tanh(W_s h + b_s) what separates them. Besides the classes, `order` predicts from g whether the halves of a text
+    are swapped, and `tasks` predicts from s which task the text belongs to."""
 
     def __init__(self, model: Model, hidden: int, rng: torch.Generator) -> None:
         head: Head = LinearHead(2 * hidden)
@@ -76,21 +76,21 @@ class Disentangled(Halves):
 
 
 class IDBR(Method):
-    """Split the feature of a text into a part that all tasks share, taught by telling which half of a text comes first,
-    and a part of its own, taught by telling tasks apart; hold each near what it was before the task, and more so
-    in the rare rounds of replay.
+    """Split the feature of a text into a shared part, trained by predicting which half of the text comes first, and a
+    task-specific part, trained by predicting the task. Keep each part near its value before the task, more strongly in
+    the rare rounds of replay.
 
     Args:
         hidden: width of each of the two parts.
-        reg_g: how strongly the shared part is held; 0 leaves it free.
-        reg_s: how strongly the task's own part is held; 0 leaves it free.
+        reg_g: how strongly the shared part is kept; 0 leaves it free.
+        reg_s: how strongly the task-specific part is kept; 0 leaves it free.
         reg_new: factor of both in ordinary steps.
         reg_replay: factor of both in rounds of replay.
-        nsp: weight of telling which half comes first; 0 leaves it and the swapped copies out.
-        tsk: weight of telling tasks apart, in rounds of replay; 0 leaves it out.
-        every: a round of replay takes the place of every so many-th step of a task; 0: never. It is as many steps as
-            there are tasks so far, over equally many examples of each.
-        warmup: steps in which the learning rate rises at the start of a task, at most a tenth of the task's; 0: none.
+        nsp: weight of predicting which half comes first; 0 leaves it and the swapped copies out.
+        tsk: weight of predicting the task, in rounds of replay; 0 leaves it out.
+        every: a round of replay replaces one step of a task in every `every` steps; 0: never. A round has as many steps
+            as there are tasks so far, over equally many examples of each task.
+        warmup: steps in which the learning rate rises at the start of a task, at most a tenth of its steps; 0: none.
     """
 
     paper = (
@@ -99,16 +99,17 @@ class IDBR(Method):
     )
     modalities = frozenset(("text",))
     uses_memory = True
-    cost = Passes(7, task=2)  # 3 for each order of the halves, and rounds of replay, longer with every task
+    cost = Passes(7, task=2)  # 3 for each order of the halves, and rounds of replay, which grow with every task
     card = Card(
-        mechanism="two-part feature, each part held near what it was; auxiliary tasks; rare replay",
-        besides="rounds of replay grow with the tasks: 7 is for a few",
-        o_rows="refused: halves of a text and tasks are told from whole texts",
-        reading="a text is read as two halves everywhere, as in the authors' code: in training cut at random at each "
-        "step, a swapped copy anew; for the features that are held, the choice of memory and prediction in the middle; "
-        "steps are counted through a task's epochs; memory chosen by k-means of class tokens for each class; no choice "
-        "of the best network on old validation data; warm-up shortened for short tasks; all new layers at "
-        "train.head_lr; the run's head on both parts",
+        mechanism="a feature of two parts, each kept near its earlier value; auxiliary tasks; rare replay",
+        besides="rounds of replay grow with the number of tasks: 7 is for a few tasks",
+        o_rows="refused: both auxiliary tasks, the order of a text's halves and the task of a text, need whole texts",
+        reading="A text is always read as two halves, as in the authors' code. In training it is cut at random at "
+        "each step, and its swapped copy is cut anew; in prediction, in the selection of the memory and for the "
+        "features that are preserved, it is cut in the middle. Steps are counted across the epochs of a task. The "
+        "memory is selected by k-means of class tokens in each class. We do not select the best network on old "
+        "validation data. Warm-up is shorter for short tasks. All new layers learn at train.head_lr, and the run's "
+        "head reads both parts.",
     )
 
     model: Disentangled
@@ -127,7 +128,7 @@ class IDBR(Method):
     ) -> None:
         super().__init__()
         if hidden < 1:
-            raise ConfigError(f"IDBR: hidden is {hidden}, each part of a feature needs at least 1")
+            raise ConfigError(f"IDBR: hidden is {hidden}, but each part of a feature needs at least 1")
         if min(reg_g, reg_s, reg_new, reg_replay, nsp, tsk, every, warmup) < 0:
             raise ConfigError(
                 f"IDBR: reg_g ({reg_g}), reg_s ({reg_s}), reg_new ({reg_new}), reg_replay ({reg_replay}), nsp ({nsp}), "
@@ -161,7 +162,7 @@ class IDBR(Method):
         steps = min(self.warmup, self.now.steps * self.now.epochs // 10)
         return min((epochs * self.now.steps + 1) / steps, 1.0) if steps else 1.0
 
-    # -- what the features were
+    # -- the features before the task
 
     def held(self, task: Task) -> Tensor:  # (examples,) ids, ascending
         """The task's texts and the memory's."""
@@ -169,7 +170,7 @@ class IDBR(Method):
         return ids
 
     def note(self, task: Task) -> None:
-        """Texts cut in the middle."""
+        """The batch with its texts cut in the middle."""
         if task.index and max(self.reg_g, self.reg_s) * max(self.reg_new, self.reg_replay):
             self.before = self.outputs(self.held(task)).features
 
@@ -188,12 +189,12 @@ class IDBR(Method):
 
     @property
     def replays(self) -> bool:
-        """Whether this step is a round of replay."""
+        """Whether a round of replay replaces this step."""
         step = self.now.epoch * self.now.steps + self.now.step + 1
         return self.every > 0 and step % self.every == 0 and self.now.task > 0 and len(self.memory) > 0
 
     def expand(self, batch: Batch) -> Iterable[Batch]:
-        """The batch; or, shuffled together with it, as many examples of each old task as a batch has, in batches."""
+        """The batch; in a round of replay, batches of it and of equally many examples of each old task, shuffled."""
         parts = [batch]
         if self.replays:
             ids = torch.cat([*(self.drawn_of(task) for task in range(self.now.task)), batch.examples])
@@ -208,7 +209,8 @@ class IDBR(Method):
         return own[torch.randint(len(own), (self.batch_size,), generator=self.now.rng(f"memory {task}"))]
 
     def halved(self, batch: Batch, rng: torch.Generator) -> Batch:
-        """Each text cut in two at random; and behind them all again, cut at random anew and with the halves swapped."""
+        """Each text cut in two at random, followed by a copy of all texts, cut anew at random and with the halves
+        swapped."""
         words = self.model.words(batch.inputs)
 
         def once(swapped: bool) -> Batch:
@@ -221,7 +223,7 @@ class IDBR(Method):
 
     def loss(self, batch: Batch) -> Loss:
         """Of texts cut in two, the swapped copies behind the others."""
-        with uncached():  # halves are cut at random: none comes twice
+        with self.model.encoder.uncached():  # halves are cut at random: none comes twice
             out = self.model(batch)
         g, s = out.features.chunk(2, 1)
         plain = len(batch) // 2 if self.nsp else len(batch)
@@ -231,7 +233,7 @@ class IDBR(Method):
             terms["order"] = self.nsp * F.cross_entropy(self.model.order(g), swapped)
         factor = self.reg_replay if self.replays else self.reg_new
         if factor and len(self.before):
-            # lambda [reg_s mean (s - s0)^2 + reg_g mean (g - g0)^2], of the copies that are not swapped
+            # lambda [reg_s mean (s - s0)^2 + reg_g mean (g - g0)^2], over the texts that are not swapped
             at = torch.searchsorted(self.noted, batch.examples[:plain])
             g0, s0 = self.before[at.to(self.before.device)].to(g.device).chunk(2, 1)
             held = self.reg_s * F.mse_loss(s[:plain], s0) + self.reg_g * F.mse_loss(g[:plain], g0)
@@ -245,7 +247,7 @@ class IDBR(Method):
     # -- memory
 
     def choose(self, examples: Tensor, task: Task, count: int) -> dict[int, Tensor]:
-        """The texts nearest to the centres of clusters of class tokens; or (memory.select) at random."""
+        """The texts nearest to the centres of clusters of class tokens, or random texts (memory.select)."""
         if self.memory.select == "random":
             return super().choose(examples, task, count)
         model = self.model
@@ -259,8 +261,8 @@ class IDBR(Method):
 
 def halve(
     inputs: dict[str, Tensor],  # input_ids and attention_mask (texts, tokens): [CLS] text [SEP]
-    words: Tensor,  # (texts,) how many tokens of each text are read
-    cut: Tensor,  # (texts,) how many of them are half a
+    words: Tensor,  # (texts,) number of tokens of each text that are read
+    cut: Tensor,  # (texts,) number of tokens in half a
     swapped: Tensor,  # (texts,) bool
     *,
     typed: bool,
@@ -286,7 +288,8 @@ def central(
     count: int,
     rng: torch.Generator,
 ) -> Tensor:  # (min(count, texts),) positions
-    """Of each of `count` clusters the text nearest to its centre, and none twice; large clusters first."""
+    """For each of `count` clusters, the text nearest to its centre; large clusters choose first, and no text is chosen
+    twice."""
     count = min(count, len(features))
     away = torch.cdist(features, kmeans(features, count, rng))  # (texts, clusters)
     sizes = torch.bincount(away.argmin(1), minlength=count)

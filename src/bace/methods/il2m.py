@@ -11,39 +11,40 @@ from bace.core.stream import Task
 from bace.data.batch import NO_IDS, Batch
 from bace.methods.er import ER
 
-PROB, LOGITS = 0, 1  # rows of the statistics
+PROB, LOGITS = 0, 1  # the rows of the statistics
 
 
 class IL2M(ER):
-    """Train as ER does; when a new class wins, rescale the old classes' scores by what is remembered of the time when
-    they were new.
+    """Train like ER. When a new class wins, rescale the scores of the old classes by statistics from the time when they
+    were new.
 
     Args:
-        score: what is rescaled: soft-max probabilities, or raw `logits` (the authors'). A mean logit that is not
-            positive cannot be a ratio's part: probabilities are rescaled then, with a warning.
+        score: what is rescaled: soft-max probabilities, or raw `logits` (the authors'). A ratio of mean logits needs
+            positive means; otherwise probabilities are rescaled, with a warning.
         mode: `concat`: the memory is shuffled into the task's data; `batch`: a separate batch from memory at each step,
-            which fits old examples so well that there is nothing left to rescale.
+            which fits old examples so well that nothing is left to rescale.
         reduction: `sum`: mean over the new rows + mean over the replayed ones; `joint`: one mean over both.
     """
 
     title = "IL2M"
     paper = "Belouadah and Popescu, IL2M: Class Incremental Learning With Dual Memory, ICCV 2019"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     cost = Passes(3, 3, task=2, memory=1)
     card = Card(
         mechanism="replay; old scores rescaled by stored statistics",
-        o_rows="mean scores of a class when it was new do not exist for O, which every task changes",
+        o_rows="refused: mean scores of a class when it was new do not exist for O, which every task changes",
         replay="concat",
-        reading="the memory in the task's data: with a separate batch from it (`mode`) its digits scores are ER's to "
-        "the last digit; probabilities (a cosine head's logits are signed) in place of the authors' "
-        "logits (`score`); the suite's learning rate at every task; a class without exemplars counts as unchanged",
+        reading="The memory is shuffled into the task's data. With a separate batch from memory (`mode`), the scores "
+        "on digits equal those of ER in every digit. Probabilities take the place of the authors' logits (`score`), "
+        "because the logits of a cosine head are signed. The learning rate is the run's at every task. A class "
+        "without exemplars counts as unchanged.",
     )
 
-    # of probabilities and of logits:
+    # statistics of probabilities and of logits:
     initial: Tensor  # (2, classes) mean score of a class on its own training data, when it was new
     current: Tensor  # (2, classes) mean score of a class on its exemplars now
-    confidence: Tensor  # (2, tasks) mean score of the class on top, over a task's data when it was new
-    learned: Tensor  # (classes,) the task that brought a class
+    confidence: Tensor  # (2, tasks) mean score of the top class over a task's data when the task was new
+    learned: Tensor  # (classes,) the task that introduced a class
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class IL2M(ER):
         self.register_buffer("learned", NO_IDS.clone())
 
     def after_task(self, task: Task) -> None:
-        """One clean pass over the task's data and the memory, before the memory is cut."""
+        """One clean pass over the task's data and the memory, before the memory is trimmed."""
         scores, targets = self.scores(task.train)
         new = self.initial.new_ones(2, len(task.classes))
         self.initial = mean_by_class(scores, targets, torch.cat([self.initial, new], 1))
@@ -68,16 +69,16 @@ class IL2M(ER):
         if len(self.memory):
             self.current = mean_by_class(*self.scores(self.memory.examples), self.current)
         if self.score == "logits" and self.kind() == PROB:
-            warnings.warn("IL2M: a mean logit is not positive: probabilities are rescaled instead", stacklevel=2)
+            warnings.warn("IL2M: a mean logit is not positive, so probabilities are rescaled instead", stacklevel=2)
         super().after_task(task)
 
     def scores(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (2, rows, classes), (rows,) class ids
         logits = self.outputs(examples).logits
-        probabilities = logits.softmax(1).clamp(min=torch.finfo(logits.dtype).tiny)  # never 0: they are divided by
+        probabilities = logits.softmax(1).clamp(min=torch.finfo(logits.dtype).tiny)  # never 0: they are divisors
         return torch.stack([probabilities, logits]).to(self.initial), self.stream.labels(examples)[1]
 
     def kind(self) -> int:
-        """Which of the statistics are used."""
+        """The row of the statistics that is used."""
         means = torch.cat([self.initial, self.current, self.confidence], 1)[LOGITS]
         return LOGITS if self.score == "logits" and bool((means > 0).all()) else PROB
 
@@ -100,7 +101,7 @@ def mean_by_class(
     targets: Tensor,  # (rows,)
     means: Tensor,  # (2, classes)
 ) -> Tensor:  # (2, classes)
-    """`means`, with the mean score of each class on its own rows in the place of each class that has rows."""
+    """A copy of `means` in which each class that has rows gets its mean score on these rows."""
     means = means.clone()
     for c in targets.unique().tolist():
         means[:, c] = scores[:, targets == c, c].mean(1)

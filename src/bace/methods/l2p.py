@@ -20,7 +20,7 @@ from bace.randomness import generator
 
 
 class Recipe(NamedTuple):
-    """What the authors set differently for different streams."""
+    """The settings that the authors choose differently for different streams."""
 
     pool: int
     gamma: float
@@ -31,35 +31,37 @@ RECIPES = {"5-datasets": Recipe(20, 0.5, prompt_mask=True), "cifar100": Recipe(1
 
 
 class L2P(Method):
-    """Leave the encoder as it is; learn a pool of prompts, of which every input takes those with the nearest keys.
+    """Freeze the encoder and learn a pool of prompts; every input uses the prompts with the nearest keys.
 
     Args:
-        recipe: the authors' values of `pool`, `gamma` and `prompt_mask`, each of which may be given instead:
-            `5-datasets` (20, 0.5, true), enough prompts for five tasks that each train their own; `cifar100`
-            (10, 1, false), prompts that all tasks share and change.
+        recipe: the authors' values of `pool`, `gamma` and `prompt_mask`, each of which can be overridden.
+            `5-datasets` (20, 0.5, true) has enough prompts for five tasks that each train their own; `cifar100`
+            (10, 1, false) has prompts that all tasks share and change.
         pool: number of prompts.
-        length: tokens of a prompt.
-        top: prompts that an input takes.
+        length: number of tokens of a prompt.
+        top: number of prompts that an input uses.
         gamma: weight of the term that pulls chosen keys to the inputs that chose them; 0 leaves it out.
         lr: learning rate of Adam for a batch of 256; it is scaled to the run's batch.
-        clip: largest gradient norm; 0: none.
-        vote: in training all inputs of a batch take the prompts that most of them chose.
+        clip: maximum gradient norm; 0: no clipping.
+        vote: in training, all inputs of a batch use the prompts that most of them chose.
         prompt_mask: while the pool lasts, each task trains `top` prompts of its own, which start as copies of the last
-            task's. For T tasks that takes a pool of T x `top`; later tasks train whichever their inputs choose.
+            task's. For T tasks this needs a pool of T x `top`; later tasks train the prompts that their inputs choose.
     """
 
     title = "L2P"
     paper = "Wang et al., Learning to Prompt for Continual Learning, 2022"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     growing_head = False
     cost = Passes(4)
     card = Card(
-        mechanism="frozen encoder; prompts found by key and query",
-        besides="3 of the 4 with `top` x `length` more tokens",
-        o_rows="refused: prompts are found for a sentence, and its words labelled O may be entities of other tasks",
-        reading="the authors' own code: prompts stand before the class token and have no positions, the head takes the "
-        "mean of their outputs and starts at zero, Adam. Inputs choose for themselves (`vote`: by batch, in training). "
-        "The soft-max is over the task's classes alone. No replay",
+        mechanism="frozen encoder; prompts selected by key and query",
+        besides="3 of the 4 have `top` x `length` additional tokens",
+        o_rows="refused: prompts are selected for a whole sentence, and its words labelled O may be entities of other "
+        "tasks",
+        reading="We follow the authors' code: prompts stand before the class token and have no positions, the head "
+        "takes the mean of their outputs and starts at zero, and the optimiser is Adam. Each input selects its own "
+        "prompts (with `vote`, a training batch votes). The soft-max spans only the task's classes. There is no "
+        "replay.",
     )
 
     def __init__(
@@ -97,7 +99,7 @@ class L2P(Method):
         return cast(PromptedModel, self.model)
 
     def own_prompts(self, task: int) -> Tensor | None:  # (top,) positions in the pool
-        """What a task must take under `prompt_mask`; None: its inputs choose."""
+        """The prompts that a task must use under `prompt_mask`; None: its inputs choose."""
         first = task * self.top
         return torch.arange(first, first + self.top) if self.prompt_mask and first + self.top <= self.pool else None
 
@@ -119,7 +121,7 @@ class L2P(Method):
         """CE over the new classes - gamma * mean over inputs of the sum of cos(query, key) over their prompts."""
         own, known = self.own_prompts(self.now.task), self.now.known
         out = self.prompted(batch, chosen=None if own is None else own.to(batch.targets.device))
-        # leaving the old classes out is what logits of -inf for them would do
+        # leaving the old classes out is the same as giving them logits of -inf
         terms = {"new": F.cross_entropy(out.logits[:, known:], batch.targets - known)}
         if self.gamma:
             terms["pull"] = -self.gamma * out.match.sum(1).mean()

@@ -17,14 +17,14 @@ from bace.models.model import Model, Output
 
 
 class LUCIR(ER):
-    """A cosine head whose old rows stay and whose new rows start from data; features keep their direction, and old
-    examples a margin over the new classes nearest to them.
+    """Use a cosine head whose old rows are frozen and whose new rows start from data. Preserve the direction of
+    features, and a margin between old examples and the new classes nearest to them.
 
     Args:
-        lambda_base: weight of the feature term, times sqrt(old classes / new classes); 0 leaves it out. Default: 5, for
-            entities 50.
-        K: how many new classes an old example is ranked against, at most all of them. Default: 2, for entities 1.
-        margin: of the ranking, between cosines.
+        lambda_base: weight of the feature term, times sqrt(old classes / new classes); 0 leaves it out. Default: 5; 50
+            for entities.
+        K: how many new classes an old example is ranked against, at most all of them. Default: 2; 1 for entities.
+        margin: margin of the ranking, between cosines.
         margin_weight: weight of the ranking; 0 leaves it out.
         freeze_old: head rows of old classes are not trained.
     """
@@ -36,11 +36,12 @@ class LUCIR(ER):
     cost = Passes(4, 4, task=2)
     card = Card(
         mechanism="cosine head with imprinted new and frozen old rows; feature distillation; margin ranking; replay",
-        o_rows="class 0 under cross-entropy in the first task; later not (in replayed sentences: `train.replay_o`), "
-        "but alone under the feature term, and ranked like rows of old entities",
+        o_rows="in the first task, O is learned as class 0 with cross-entropy; in later tasks O rows get no "
+        "cross-entropy (`train.replay_o` decides for replayed sentences), but only they get the feature term, and "
+        "they are ranked like rows of old entities",
         replay="concat",
-        reading="feature term and ranking are means over new and replayed rows together; the head's scale starts at "
-        "head.sigma_init, not at 1; no class-balanced fine-tuning",
+        reading="The feature term and the ranking are means over new and replayed rows together. The scale of the "
+        "head starts at head.sigma_init, not at 1. There is no class-balanced fine-tuning.",
     )
 
     def __init__(
@@ -60,7 +61,7 @@ class LUCIR(ER):
             )
         if K is not None and K < 1:
             raise ConfigError(
-                f"{self.title}: K is {K}, it must be at least 1; margin_weight = 0 leaves the ranking out"
+                f"{self.title}: K is {K}, but it must be at least 1; margin_weight = 0 leaves the ranking out"
             )
         self.lambda_base, self.K, self.margin, self.margin_weight = lambda_base, K, margin, margin_weight
         self.freeze_old = freeze_old
@@ -87,7 +88,7 @@ class LUCIR(ER):
         return self.cross_entropy(out.logits, both.targets, len(batch)) | self.hold(out, both, len(batch))
 
     def hold(self, out: Output, both: Batch, new_rows: int) -> dict[str, Tensor]:
-        """What keeps the old classes in their place, from the second task on."""
+        """The terms that preserve the old classes, from the second task on."""
         terms: dict[str, Tensor] = {}
         if self.teacher is None:
             return terms

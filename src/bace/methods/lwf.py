@@ -10,24 +10,25 @@ from bace.methods.seq import SEQ
 
 
 class LwF(SEQ):
-    """Hold on to the last network's soft outputs for the old classes, on the new data.
+    """Preserve the soft outputs of the previous network for the old classes, on the new data.
 
     Args:
-        lambda_kd: weight of the distillation; 0 leaves SEQ.
+        lambda_kd: weight of the distillation; 0 gives SEQ.
         tau: temperature of the distillation, without a factor tau^2.
-        span: the classes of the cross-entropy: only the `new` ones, or all `seen` so far (new data then push the old
-            logits down, which the distillation, over the old classes alone, does not feel).
+        span: the classes of the cross-entropy: only the `new` ones, or all `seen` so far. With `seen`, new data pushes
+            the old logits down, and the distillation over the old classes alone does not notice.
     """
 
     paper = "Li and Hoiem, Learning without Forgetting, 2016"
     keeps_teacher = True
     cost = Passes(4)
     card = Card(
-        mechanism="distillation from the last network on new data",
-        o_rows="class 0 under cross-entropy; distilled like all other words, over the old labels (O among them)",
-        reading="cross-entropy over the new classes, as FACIL and PyCIL have it (`span=seen`: over all, which is SEQ's "
-        "level); both soft-maxes of the distillation over the old classes alone; teacher on the augmented batch; no "
-        "warm-up of the new head rows",
+        mechanism="distillation from the previous network on new data",
+        o_rows="O is learned as class 0 with cross-entropy; O words are distilled like all other words, over the old "
+        "labels including O",
+        reading="The cross-entropy spans the new classes, as in FACIL and PyCIL. With `span=seen` it spans all seen "
+        "classes, which gives SEQ's level. Both soft-maxes of the distillation span only the old classes. The teacher "
+        "sees the augmented batch. There is no warm-up of the new head rows.",
     )
 
     def __init__(self, lambda_kd: float = 5.0, tau: float = 2.0, span: Literal["seen", "new"] = "new") -> None:
@@ -41,6 +42,6 @@ class LwF(SEQ):
         logits = self.model(batch).logits
         terms = {"new": self.cross_entropy(logits, batch.targets)}
         if self.teacher is not None and self.lambda_kd:
-            old = self.peek([batch], self.teacher).logits  # (rows, known): the teacher's head is as it was frozen
+            old = self.peek([batch], self.teacher).logits  # (rows, known): the teacher has only the old classes
             terms["distil"] = self.lambda_kd * soft_cross_entropy(logits[:, : self.now.known], old, self.tau)
         return terms

@@ -22,21 +22,21 @@ from bace.randomness import generator
 
 Weights = dict[str, Tensor]  # by parameter name
 
-AT_ONCE = 4_000_000  # numbers in the heads that are adapted side by side, and in the features they are adapted to
+AT_ONCE = 4_000_000  # numbers in the heads that are adapted at the same time, and in the features they are adapted to
 
 
 class MBPA(Method):
-    """Train as SEQ does; at prediction fine-tune a throw-away copy of the network on the stored examples that are
-    nearest to what is asked, by a frozen pre-trained encoder.
+    """Train like SEQ. At prediction, fine-tune a temporary copy of the network on the stored examples that are nearest
+    to the query in the feature space of a frozen pre-trained encoder.
 
     Args:
-        K: neighbours of each example that is asked; all of the memory if it holds fewer.
-        steps: of the local adaptation; 0 leaves SEQ.
-        adapt: what is adapted: the `head`, on features of the memory that are kept from the end of the task, all
-            examples of a batch side by side; or `all` of the network, one example after the other (the original).
-        lr_local: learning rate of the local adaptation, by Adam, which starts anew for every example; default: 0.001
-            for all of the network (the original's), 0.01 for the head, which cannot get away from a trained
-            classifier in 30 smaller steps.
+        K: number of neighbours of each query; the whole memory if it holds fewer.
+        steps: steps of the local adaptation; 0 gives SEQ.
+        adapt: what is adapted: the `head`, on features of the memory stored at the end of the task, for all examples of
+            a batch at the same time; or `all` of the network, one example after the other (the original).
+        lr_local: learning rate of the local adaptation by Adam, which starts anew for every example. Default: 0.001 for
+            the whole network (the original's), 0.01 for the head, because 30 smaller steps would hardly change a
+            trained classifier.
         lambda_local: weight of the squared distance to the trained weights.
         sample: with `adapt=all`, how many test examples of each task are evaluated (metrics.json says so); 0: all.
     """
@@ -44,19 +44,20 @@ class MBPA(Method):
     paper = "Sprechmann et al., Memory-based Parameter Adaptation, ICLR 2018"
     uses_memory = True
     scorers = ("base",)
-    networks = 2  # the one that is trained, and the one that makes keys
+    networks = 2  # the trained network, and the one that computes keys
     cost = Passes(3, task=1, memory=1)
     card = Card(
-        mechanism="none in training; local adaptation to neighbours in memory at prediction",
-        besides="prediction: a second pass, and `steps` of the head (`adapt=all`: of the network) on K examples",
-        o_rows="class 0 under cross-entropy; a sentence's neighbours are sentences, with all their words",
-        reading="the text version: keys of a frozen pre-trained encoder's first token, Euclidean distance, uniform "
-        "weights, Adam without weight decay, soft-max over all seen classes; the head alone by default, with "
-        "a larger learning rate; herded memory within the budget; neighbours are seen in their clean view; the scorer "
-        "`base` does not adapt",
+        mechanism="no change in training; at prediction, local adaptation to neighbours in memory",
+        besides="prediction takes a second pass and `steps` steps of the head (of the network with `adapt=all`) on K "
+        "examples",
+        o_rows="O is learned as class 0 with cross-entropy; the neighbours of a sentence are whole sentences",
+        reading="This is the version for texts: keys are the first token of a frozen pre-trained encoder, distances "
+        "are Euclidean, weights are uniform, the optimiser is Adam without weight decay, and the soft-max spans all "
+        "seen classes. By default only the head is adapted, with a larger learning rate. The memory is herded and "
+        "stays within the budget. Neighbours are seen in their clean view. The scorer `base` does not adapt.",
     )
 
-    # of the memory at the end of a task, so that nothing else is needed to predict
+    # the memory at the end of a task, so that prediction needs nothing else
     features: Tensor  # (rows, width)  `adapt=head`
     targets: Tensor  # (rows,)
     owner: Tensor  # (rows,) slot, ascending
@@ -84,12 +85,12 @@ class MBPA(Method):
         self.register_buffer("features", torch.zeros(0, 0))
         for name in ("targets", "owner", "position"):
             self.register_buffer(name, NO_IDS.clone())
-        self.inputs = ElasticBuffers()  # (slots, ...) what the encoder takes; `adapt=all`
+        self.inputs = ElasticBuffers()  # (slots, ...) inputs of the encoder; `adapt=all`
 
     def build(self, model: Model) -> Model:
         if self.steps and not self.memory.size and not self.memory.per_class:
-            raise ConfigError(f"{self.title} adapts to stored examples and the memory is 0: set memory.size")
-        self.key_model = frozen_copy(model)  # pre-trained, as it stays
+            raise ConfigError(f"{self.title} adapts to stored examples, but the memory is 0: set memory.size")
+        self.key_model = frozen_copy(model)  # pre-trained, and never changed
         self.memory.note("keys", torch.zeros(0, model.encoder.width))  # (slots, width)
         if self.adapt == "all":
             for name, none in self.stream.data.inputs(NO_IDS, None, self.stream.device).items():
@@ -99,7 +100,7 @@ class MBPA(Method):
     def stages(self, task: Task) -> list[Stage]:
         return [self.stage(task, batch_size=self.batch_size)]  # whole batches of new data
 
-    # -- what is kept of the memory
+    # -- what is stored for the memory
 
     def after_task(self, task: Task) -> None:
         super().after_task(task)
@@ -107,7 +108,7 @@ class MBPA(Method):
             return
         memory, examples = self.memory, self.memory.examples
         new = memory.get_buffer("keys").isnan().any(1)  # a key never changes once it is written
-        if new.any():  # memory.allow_missing_classes may have kept none of them
+        if new.any():  # memory.allow_missing_classes may have removed all of them
             parts = examples[new].split(self.training_settings.eval_batch_size)
             memory.get_buffer("keys")[new] = self.keys_of(self.stream.batch(part) for part in parts)
         kept = self.stream.batch(examples, inputs=self.adapt == "all")
@@ -120,8 +121,8 @@ class MBPA(Method):
         self.position = NO_IDS if kept.at is None else kept.at[:, 1]
 
     def keys_of(self, batches: Iterable[Batch]) -> Tensor:  # (examples, width)
-        """The first token of the frozen encoder, of sentences too."""
-        whole = (Batch(b.inputs, b.targets, b.examples, b.examples) for b in batches)  # a row an example
+        """The first token of the frozen encoder, also for sentences."""
+        whole = (Batch(b.inputs, b.targets, b.examples, b.examples) for b in batches)  # one row per example
         return self.peek(whole, self.key_model).features.cpu()
 
     # -- prediction
@@ -130,21 +131,21 @@ class MBPA(Method):
         if scorer == "base" or not self.steps or not len(self.memory):
             return super().predict(batch)
         with torch.inference_mode(mode=False):
-            # equal neighbourhoods give equal weights: they are adapted to once
+            # equal neighbourhoods give equal weights, so each is adapted to once
             sets, which = torch.unique(self.neighbours(batch), dim=0, return_inverse=True)
-            own = which[batch.owner.cpu()]  # (rows,) the neighbourhood of each row that is asked
+            own = which[batch.owner.cpu()]  # (rows,) the neighbourhood of each queried row
             asked = own.argsort(stable=True).split(own.bincount(minlength=len(sets)).tolist())
             return self.by_heads(batch, sets, asked) if self.adapt == "head" else self.by_networks(batch, sets, asked)
 
     def neighbours(self, batch: Batch) -> Tensor:  # (examples, min(K, slots)) slots, ascending
-        """Of each example those of the memory whose keys are nearest, by Euclidean distance."""
+        """The slots whose keys are nearest to each example, by Euclidean distance."""
         keys = self.memory.get_buffer("keys")
         both = torch.cat([keys, self.keys_of([batch])])
         found, _ = nearest(both, min(self.K, len(keys)), candidates=torch.arange(len(keys)))
         return found[len(keys) :].sort(1).values
 
     def by_heads(self, batch: Batch, sets: Tensor, asked: Sequence[Tensor]) -> Tensor:  # (rows, seen)
-        """Every neighbourhood has a head of its own; many of them are adapted side by side."""
+        """Every neighbourhood has its own head; many heads are adapted at the same time."""
         features, head = self.peek([batch]).features, self.model.head.merged()
         scores = features.new_zeros(len(batch), head.classes)
         numbers = sum(p.numel() for p in head.parameters()) + self.features.numel() * sets.shape[1] // len(self.memory)
@@ -161,14 +162,14 @@ class MBPA(Method):
         share = (here / here.sum(1, keepdim=True)).to(features)  # 1/K; 0 where there is no row
 
         def loss(weights: Weights) -> Tensor:
-            """sum_k (1/K) CE(z_W(x_k), y_k), of all heads: none has a part in another's terms."""
+            """sum_k (1/K) CE(z_W(x_k), y_k), summed over all heads; the terms of different heads are independent."""
             logits = logits_by_heads(head, weights, features)
             return (share * F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")).sum()
 
         return self.adapted({name: p.expand(len(sets), *p.shape) for name, p in trainable(head).items()}, loss)
 
     def by_networks(self, batch: Batch, sets: Tensor, asked: Sequence[Tensor]) -> Tensor:  # (rows, seen)
-        """The original: all that is trained is adapted too, to one neighbourhood after the other."""
+        """The original: all trained parameters are adapted, to one neighbourhood after the other."""
         scores = torch.zeros(len(batch), self.model.head.classes, device=batch.targets.device)
         for slots, rows in zip(sets, asked, strict=True):
             scores[rows] = self.logits_by(self.adapted_network(slots), batch.pick(rows))
@@ -188,11 +189,11 @@ class MBPA(Method):
         return out.logits
 
     def rows_in(self, slots: Tensor) -> Tensor:  # (rows,)
-        """Which of the kept rows are of these slots."""
+        """The stored rows of these slots."""
         return torch.isin(self.owner.cpu(), slots).nonzero().flatten()
 
     def adapted(self, base: Weights, loss: Callable[[Weights], Tensor]) -> Weights:
-        """`steps` of Adam from `base`, which stays as it is, on loss(W) + lambda |W - W_base|^2."""
+        """`steps` steps of Adam from `base`, which is not changed, on loss(W) + lambda |W - W_base|^2."""
         weights = {name: value.detach().clone().requires_grad_() for name, value in base.items()}
         optimiser = torch.optim.Adam(weights.values(), lr=self.lr_local, fused=True)
         for _ in range(self.steps):
@@ -239,5 +240,5 @@ def logits_by_heads(
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:  # (any,) each -> (len(rows), longest)
-    """As one; -1 where one is shorter than the longest."""
+    """All rows as one tensor, padded with -1."""
     return pad_sequence(list(rows), batch_first=True, padding_value=-1)

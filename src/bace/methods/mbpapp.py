@@ -8,16 +8,16 @@ from bace.methods.sparseer import SparseER
 
 
 class MBPApp(MBPA, SparseER):
-    """Sparse replay in training and local adaptation at prediction, from one memory.
+    """Replay rarely in training and adapt locally at prediction, with one memory for both.
 
     Args:
-        every: steps on new data between two steps on memory; 0 leaves MBPA.
-        K: neighbours of each example that is asked; all of the memory if it holds fewer.
-        steps: of the local adaptation; 0 leaves Sparse-ER.
-        adapt: what is adapted: the `head`, on features of the memory that are kept from the end of the task, all
-            examples of a batch side by side; or `all` of the network, one example after the other (the original).
-        lr_local: learning rate of the local adaptation, by Adam, which starts anew for every example; default: 0.001
-            for all of the network (the original's), 0.01 for the head.
+        every: steps on new data between two steps on memory; 0 gives MBPA.
+        K: number of neighbours of each query; the whole memory if it holds fewer.
+        steps: steps of the local adaptation; 0 gives Sparse-ER.
+        adapt: what is adapted: the `head`, on features of the memory stored at the end of the task, for all examples of
+            a batch at the same time; or `all` of the network, one example after the other (the original).
+        lr_local: learning rate of the local adaptation by Adam, which starts anew for every example. Default: 0.001 for
+            the whole network (the original's), 0.01 for the head.
         lambda_local: weight of the squared distance to the trained weights.
         sample: with `adapt=all`, how many test examples of each task are evaluated (metrics.json says so); 0: all.
     """
@@ -25,12 +25,12 @@ class MBPApp(MBPA, SparseER):
     title = "MBPA++"
     paper = "De Masson d'Autume et al., Episodic Memory in Lifelong Language Learning, NeurIPS 2019"
     card = Card(
-        mechanism="replay, in one step of a hundred; local adaptation to neighbours in memory at prediction",
-        besides="one step in a hundred more; prediction as MBPA's",
-        o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`); neighbours "
-        "are sentences, with all their words",
-        reading="Sparse-ER's training and MBPA's prediction, from one herded memory within the budget (the original "
-        "writes everything)",
+        mechanism="replay in one step of a hundred; at prediction, local adaptation to neighbours in memory",
+        besides="one additional step in a hundred; prediction costs as much as MBPA's",
+        o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "
+        "or left out (`train.replay_o`); neighbours are whole sentences",
+        reading="Training is Sparse-ER's and prediction is MBPA's, with one herded memory within the budget (the "
+        "original stores everything).",
     )
 
     def __init__(

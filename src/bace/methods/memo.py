@@ -9,7 +9,7 @@ from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.er import ER
 from bace.methods.parts.replay import ReplayOptions
-from bace.models.encoders import freeze_prefix
+from bace.models.encoder import freeze_prefix
 from bace.models.expanded import Forked
 from bace.models.heads import WideningHead, align
 from bace.models.model import Model, parameter_count
@@ -17,27 +17,28 @@ from bace.randomness import generator
 
 
 class MEMO(ER):
-    """Share all blocks but the last, and add a copy of the last one for each task; classify by all of them together.
+    """Share all blocks except the last, add a copy of the last block for each task, and classify by all of them.
 
     Args:
-        alpha_aux: weight of the auxiliary classifier, which tells the new classes from each other and from all old
-            ones by the new block alone; 0 leaves it out.
-        train_trunk: go on training the shared blocks after the first task.
+        alpha_aux: weight of the auxiliary classifier, which uses only the new block to separate the new classes from
+            each other and from all old classes; 0 leaves it out.
+        train_trunk: continue to train the shared blocks after the first task.
         align: after each task, scale the new rows of the classifier to the mean norm of the old ones.
     """
 
     title = "MEMO"
     paper = "Zhou et al., A Model or 603 Exemplars: Towards Memory-Efficient Class-Incremental Learning, ICLR 2023"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     growing_head = False  # its rows grow longer too
     cost = Passes(1.5, 1.5, task=1)  # the trunk is frozen; for 12 blocks, in early tasks
     card = Card(
-        mechanism="replay; a last block for each task on a shared trunk, an auxiliary classifier",
+        mechanism="replay; a last block for each task on a shared trunk; an auxiliary classifier",
         besides="every task adds a block",
-        o_rows="refused: the auxiliary classifier tells new classes from old ones, and O hides both",
+        o_rows="refused: the auxiliary classifier separates new classes from old ones, and O hides both",
         replay="concat",
-        reading="linear head; as for ViTs the trunk is frozen after the first task and nothing aligned (`train_trunk`, "
-        "`align`: the other ways); old rows start at zero on the new block, so old logits do not jump",
+        reading="The head is linear. As for ViTs in the original, the trunk is frozen after the first task and "
+        "nothing is aligned (`train_trunk` and `align` change this). Old rows start at zero on the new block, so old "
+        "logits do not jump.",
     )
 
     model: Forked
@@ -51,7 +52,7 @@ class MEMO(ER):
     ) -> None:
         super().__init__(**replay)
         if alpha_aux < 0:
-            raise ConfigError(f"MEMO: alpha_aux is {alpha_aux}, it must be at least 0")
+            raise ConfigError(f"MEMO: alpha_aux is {alpha_aux}, but it must be at least 0")
         self.alpha_aux, self.train_trunk, self.align = alpha_aux, train_trunk, align
 
     def build(self, model: Model) -> Model:

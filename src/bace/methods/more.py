@@ -23,26 +23,26 @@ from bace.randomness import generator
 
 @dataclass
 class HeadStage(Stage):
-    """Trains one task's head alone, on the fixed features that its task's gates and norms give."""
+    """A stage that trains only one task's head, on fixed features under the gates and norms of the task."""
 
     task: int = 0
-    others: Callable[[], Tensor] = lambda: NO_IDS  # ids of which each step draws as many as its batch has
+    others: Callable[[], Tensor] = lambda: NO_IDS  # ids; each step draws as many of them as its batch has
 
 
 class MORE(HAT):
-    """HAT whose heads have one more class for what is out of distribution, taught with the memory; at prediction each
-    head is weighed by the distance to its task's classes. Earlier heads are updated with each new task's data.
+    """Extend HAT: each head has one more class for out-of-distribution examples, which it learns from the memory. At
+    prediction each head is weighted by the distance to its task's classes. Each new task updates the earlier heads.
 
     Args:
-        smax: the gates' steepest slope in training; it rises from 1 / smax to it.
+        smax: the steepest slope of the gates; in training the slope rises from 1 / smax to smax.
         anneal: as in HAT: the slope rises once over the `stage`, or within every `epoch`.
-        gate_steps: as in HAT: gates move as far as they would in at least so many steps.
+        gate_steps: as in HAT: gates move as far as they would in at least this many steps.
         lamb: weight of the sparsity of the gates; 0 leaves it out.
-        temperature: of the heads' soft-max at prediction.
-        distance: weigh each head by 20 / the least Mahalanobis distance to its classes.
-        back_epochs: epochs in which each earlier head is updated after a task; 0: they stay as they are.
+        temperature: temperature of the heads' soft-max at prediction.
+        distance: weight each head by 20 / the least Mahalanobis distance to its classes.
+        back_epochs: epochs in which each earlier head is updated after a task; 0: no update.
         latent: hidden units of the adapters, if the backbone has none (backbone.adapter).
-        lr: learning rate of all that is trained; default: the run's.
+        lr: learning rate of everything that is trained; default: the run's.
     """
 
     paper = "Kim, Ke, Liu, A Multi-Head Model for Continual Learning via Out-of-Distribution Replay, CoLLAs 2022"
@@ -50,13 +50,14 @@ class MORE(HAT):
     cost = Passes(3, 3, task=2)
     card = Card(
         mechanism="HAT; an out-of-distribution class in each head, taught with the memory; Mahalanobis weights",
-        besides="prediction: a pass and the distances for each task; heads on features kept",
-        o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
+        besides="prediction takes one pass and the distances for each task; heads train on cached features",
+        o_rows="refused: O belongs to no task, and the heads of single tasks cannot tell which task a word belongs to",
         stages=("main", "back 1", "..."),
-        reading="HAT's; herded memory (memory.select random: the original); covariance shrunk as in ROW; an earlier "
-        "head is updated on features under its own gates (the official code takes those of the first task)",
+        reading="HAT's reading applies. The memory is herded (memory.select random is the original). The covariance "
+        "is shrunk as in ROW. An earlier head is updated on features under its own gates (the official code takes "
+        "those of the first task).",
     )
-    means: Tensor  # (classes, width) of the features under the gates of the class's own task
+    means: Tensor  # (classes, width) mean features under the gates of the class's own task
     factors: Tensor  # (tasks, width, width) L, lower triangular, with L L^T = 0.8 Sigma_t + 0.2 I
 
     def __init__(
@@ -75,9 +76,9 @@ class MORE(HAT):
         if temperature <= 0:
             raise ConfigError(f"{self.title}: temperature ({temperature}) must be above 0")
         if back_epochs < 0:
-            raise ConfigError(f"{self.title}: back_epochs ({back_epochs}) must be at least 0; 0 leaves them out")
+            raise ConfigError(f"{self.title}: back_epochs ({back_epochs}) must be at least 0; 0 means no update")
         self.temperature, self.distance, self.back_epochs = temperature, distance, back_epochs
-        self.table: tuple[int, str] | None = None  # task and stage that the features below belong to
+        self.table: tuple[int, str] | None = None  # the task and stage of the cached features below
         self.ids = self.features = self.others = NO_IDS
 
     def build(self, model: Model) -> Model:
@@ -88,13 +89,14 @@ class MORE(HAT):
 
     @property
     def extra(self) -> int:
-        """The out-of-distribution class, if there is a memory to teach it."""
+        """One output for the out-of-distribution class, if there is a memory to learn it from."""
         return int(self.memory.size > 0 or self.memory.per_class > 0)
 
     # -- learning a task
 
     def loss(self, batch: Batch) -> Loss:
-        """Cross-entropy over N + 1 outputs, one mean over new and replayed rows; the latter have label N."""
+        """Cross-entropy over N + 1 outputs, as one mean over new and replayed rows, where replayed rows have label
+        N."""
         return super().loss(Batch.cat(batch, self.replay()))
 
     def after_task(self, task: Task) -> None:
@@ -116,7 +118,8 @@ class MORE(HAT):
         return [*super().stages(task), *self.back_updates(task)]
 
     def back_updates(self, task: Task) -> list[Stage]:
-        """Each earlier head of which the memory still holds classes, on the pool: its own classes and all others."""
+        """A stage for each earlier head whose classes are still in memory. It trains on the pool: its own and all other
+        classes."""
         if not self.back_epochs:
             return []
         return [
@@ -150,7 +153,7 @@ class MORE(HAT):
         )
 
     def pool(self, task: Task) -> Tensor:  # (examples,) ids
-        """As many examples of each class: remembered ones of the old classes, random ones of the new."""
+        """Equally many examples of each class: from memory for the old classes, at random for the new ones."""
         found = [self.memory.examples[self.memory.group == c] for c in self.memory.group.unique()]
         for c, members in self.stream.by_group(self.trained(task)).items():
             order = torch.randperm(len(members), generator=generator(self.now.seed, "pool", task.index, c))

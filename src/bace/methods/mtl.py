@@ -1,4 +1,4 @@
-"""MTL: joint training on everything seen so far, the upper bound."""
+"""MTL: joint training on all data so far, the upper bound."""
 
 import torch
 
@@ -9,10 +9,10 @@ from bace.core.stream import Task
 class MTL(Method):
     """At every task, start from the pre-trained weights again and train on the data of all tasks so far.
 
-    Holds the licence to read past data, which is logged.
+    It holds the licence to read past data, which is logged.
 
     Args:
-        only_last: train once, after the last task; the tasks before it are then not learned at all.
+        only_last: train once, after the last task; the earlier tasks are then not learned at all.
     """
 
     title = "MTL"
@@ -20,9 +20,9 @@ class MTL(Method):
     licence = "past"
     card = Card(
         mechanism="joint training on all data so far",
-        besides="all tasks' data so far are the new examples",
-        o_rows="class 0 under cross-entropy",
-        reading="from the pre-trained weights at every task, with one task's epochs",
+        besides="the new examples are the data of all tasks so far",
+        o_rows="O is learned as class 0 with cross-entropy",
+        reading="Training starts from the pre-trained weights at every task and takes as many epochs as for one task.",
     )
 
     def __init__(self, only_last: bool = False) -> None:

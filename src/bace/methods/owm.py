@@ -16,39 +16,42 @@ from bace.core.method import Card, Method, Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError
+from bace.methods.parts.ridge import without
 from bace.models.adapters import own_adapters
-from bace.models.encoders import freeze_prefix
+from bace.models.encoder import freeze_prefix
 from bace.models.heads import LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
 
 
 class OWM(Method):
-    """Change each layer only in directions orthogonal to the inputs it has seen, so that what it made of them stays.
+    """Change each layer only in directions orthogonal to the inputs it has seen, so that its outputs for them stay.
 
     Args:
-        alpha: ridge of the projectors: the smaller, the more strictly inputs are protected.
-        decay: the ridge falls to `decay` times itself in the course of a task; 1: constant.
+        alpha: ridge of the projectors; a smaller ridge protects inputs more strictly.
+        decay: the ridge falls to `decay` times its value over a task; 1: constant.
         trains: `adapters` in the blocks of the encoder and the head, or the `head` alone.
-        mode: the mean inputs of a batch are stored at every step (`per_batch`, the authors' code), or only those of one
+        mode: when mean inputs of a batch are stored: at every step (`per_batch`, the authors' code), or only in one
             pass over a finished task (`end_of_task`, the text of their paper).
-        latent: hidden size of the adapters; backbone.adapter wins.
-        clip: largest gradient norm; 0: none.
+        latent: hidden size of the adapters; backbone.adapter takes precedence.
+        clip: maximum gradient norm; 0: no clipping.
     """
 
     title = "OWM"
     paper = "Zeng et al., Continual Learning of Context-Dependent Processing in Neural Networks, 2019"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     card = Card(
-        mechanism="updates projected off the inputs seen; adapters and head only",
-        besides="per layer and step an update of its (inputs, inputs) projector by every token position, and a product",
-        o_rows="refused: O hides old entities, whose inputs the projectors protect from being learned anew",
-        reading="adapters and a linear head, all without bias and with frozen LayerNorms: those, like a cosine head's "
-        "norms and scale, would change what stored inputs give. The update is projected, not the gradient: "
-        "momentum and Adam would turn it back. A batch stores one input for each token position, its mean over the "
-        "examples at length 1, as the authors do for a convolution's positions: one mean over all tokens protects so "
-        "little that adapters forget (digits: 53.5 instead of 80.0; `trains=head`, a frozen encoder: 76.8). A constant "
-        "ridge (the authors' falls, `decay`; on features of a LayerNorm's length it stops all learning)",
+        mechanism="updates projected to be orthogonal to past inputs; only adapters and head are trained",
+        besides="for each layer and step, an update of its (inputs, inputs) projector by every token position and one "
+        "product",
+        o_rows="refused: O hides old entities, and the projectors protect their inputs from being learned again",
+        reading="Adapters and a linear head are trained, all without bias and with frozen LayerNorms: biases and "
+        "LayerNorms, like the norms and scale of a cosine head, would change the outputs for stored inputs. The "
+        "update is projected, not the gradient, because momentum and Adam would undo the projection. A batch stores "
+        "one input for each token position: the mean over its examples, normalised to length 1, as the authors do for "
+        "the positions of a convolution. One mean over all tokens protects so little that adapters forget (digits: "
+        "53.5 instead of 80.0; `trains=head`, a frozen encoder: 76.8). The ridge is constant (the authors' falls, "
+        "`decay`; on features with the length of a LayerNorm's output it stops all learning).",
     )
 
     def __init__(
@@ -67,9 +70,9 @@ class OWM(Method):
             raise ConfigError(f"OWM: clip ({clip}) must be at least 0, latent ({latent}) at least 1")
         self.alpha, self.decay, self.trains, self.mode = alpha, decay, trains, mode
         self.latent, self.clip = latent, clip
-        self.layers: list[nn.Module] = []  # the Linears of the adapters, then the head
+        self.layers: list[nn.Module] = []  # the Linear layers of the adapters, then the head
         self.before: list[list[Tensor]] = []  # their weights before the step
-        self.inputs: list[Tensor] = []  # of each layer in the step, (inputs, positions)
+        self.inputs: list[Tensor] = []  # inputs of each layer in the step, (inputs, positions)
 
     def build(self, model: Model) -> Model:
         encoder, trained = model.encoder, list[nn.Linear]()
@@ -77,7 +80,7 @@ class OWM(Method):
             adapters = own_adapters(encoder, self.latent, generator(self.now.seed, "adapters"))
             trained = [linear for a in adapters if a.up.weight.requires_grad for linear in (a.down, a.up)]
         else:
-            freeze_prefix(encoder, len(encoder.blocks))  # a fixed function also in train mode, without dropout
+            freeze_prefix(encoder, len(encoder.blocks))  # a fixed function without dropout, also in train mode
         encoder.requires_grad_(False)
         for linear in trained:
             linear.weight.requires_grad_(True)
@@ -103,7 +106,7 @@ class OWM(Method):
 
     @torch.no_grad()
     def after_step(self, batch: Batch) -> None:
-        """W <- W + dW P: whatever the optimiser made of the gradient, dW P r is next to nothing for a stored r."""
+        """W <- W + dW P: for any optimiser, dW P r is almost zero for a stored input r."""
         for i, (before, weights) in enumerate(zip(self.before, self.weights(), strict=True)):
             for old, weight in zip(before, weights, strict=True):
                 weight.copy_(old.double() + (weight.double() - old.double()) @ self.get_buffer(f"P{i}"))
@@ -120,7 +123,7 @@ class OWM(Method):
                 self.store(progress=1.0)
 
     def store(self, progress: float) -> None:
-        """Protect the inputs of the last pass."""
+        """Protect the inputs of the latest pass."""
         for i, R in enumerate(self.inputs):
             P = self.get_buffer(f"P{i}")
             P.copy_(without(P, R, self.alpha * self.decay**progress))
@@ -130,27 +133,14 @@ class OWM(Method):
         return kept + 2 * sum(P.numel() for P in self.buffers() if P.dtype == torch.float64), trained
 
     def weights(self) -> list[list[nn.Parameter]]:
-        """Of each layer: one matrix; of the head, one for each task."""
+        """One matrix for each layer; for the head, one for each task."""
         return [[p for p in layer.parameters() if p.requires_grad] for layer in self.layers]
-
-
-def without(
-    P: Tensor,  # (inputs, inputs)
-    R: Tensor,  # (inputs, positions)
-    alpha: float,
-) -> Tensor:  # (inputs, inputs)
-    """P - K (alpha I + R^T K)^-1 K^T with K = P R: for each column r of R, P <- P - k k^T / (alpha + r^T k), k = P r.
-    From the identity, and with one alpha for all, the columns stored so far make it (I + R R^T / alpha)^-1."""
-    K = P @ R
-    ridge = alpha * torch.eye(R.shape[1], dtype=R.dtype, device=R.device)
-    V: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(ridge + R.T @ K), K.T, upper=False)
-    return P - V.T @ V
 
 
 @contextmanager
 def mean_inputs(layers: list[nn.Module], batch: Batch) -> Iterator[list[Tensor]]:
-    """What each layer takes in a pass of this batch, (inputs, positions) each: at every token position the mean over
-    the examples (but for tokens that only fill texts up to one length), at length 1, so that one ridge suits all."""
+    """The inputs of each layer in a pass of this batch, (inputs, positions) each: at every token position the mean over
+    the examples (without padding), normalised to length 1, so that one ridge suits all layers."""
     found: dict[int, Tensor] = {}
     real = batch.inputs.get("attention_mask")  # (examples, tokens)
 
@@ -159,7 +149,7 @@ def mean_inputs(layers: list[nn.Module], batch: Batch) -> Iterator[list[Tensor]]
             x = arguments[0].detach().float()  # (examples, tokens, inputs); the head's: (examples, inputs)
             if x.ndim == 3 and real is not None:
                 x = x * real[:, :, None]
-            found[i] = F.normalize(x.sum(0).double().view(-1, x.shape[-1]).T, dim=0)  # the mean's length is lost
+            found[i] = F.normalize(x.sum(0).double().view(-1, x.shape[-1]).T, dim=0)  # the mean up to its length
 
         return hook
 

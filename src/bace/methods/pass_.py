@@ -20,32 +20,33 @@ ROTATIONS = 4
 
 
 class PASS(Method):
-    """Keep no example: replay one noisy prototype a class into the head, hold the features near the teacher's, and
-    learn each picture in four rotations, as four classes.
+    """Keep no examples: replay one noisy prototype per class into the head, keep the features near the teacher's, and
+    learn each image in four rotations, as four classes.
 
     Args:
-        lambda_kd: weight of the distance between student's and teacher's features; 0 leaves it out.
+        lambda_kd: weight of the distance between the features of student and teacher; 0 leaves it out.
         lambda_proto: weight of the cross-entropy on prototypes; 0 leaves it out.
         temp: temperature of both cross-entropies.
-        head_rate: learning rate of the head, as a multiple of the encoder's, if the run has none for it
-            (train.head_lr). The features are held, so it is the head that learns the new classes.
+        head_rate: learning rate of the head as a multiple of the encoder's, unless the run sets train.head_lr.
+            The features are preserved, so the head must learn the new classes.
     """
 
     title = "PASS"
     paper = "Zhu et al., Prototype Augmentation and Self-Supervision for Incremental Learning, 2021"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     growing_head = False
     keeps_teacher = True
     cost = Passes(16, task=1)
     card = Card(
         mechanism="noisy class prototypes replayed into the head; feature distillation; rotations as classes",
-        besides="texts, which are not rotated: 4 new",
-        o_rows="refused: words labelled O may be entities of other tasks, which one prototype of O would mix",
-        reading="linear head and Adam, as the authors have them (SGD diverges at this temperature); where the run has "
-        "SGD, the encoder at a tenth of its rate, which pre-trained weights bear, and the head at the rate itself: in "
-        "a few epochs (the authors': 100) at the encoder's rate new rows stay where they were drawn. "
-        "Texts: no rotations, the rest as it is. The radius is the first task's. Feature distance as for the authors' "
-        "batches of 64 pictures in 4 rotations, whatever the batch",
+        besides="4 new for texts, which are not rotated",
+        o_rows="refused: words labelled O may be entities of other tasks, and one prototype of O would mix them",
+        reading="The head is linear and the optimiser is Adam, as in the original (SGD diverges at this temperature). "
+        "If the run uses SGD, the encoder learns at a tenth of its learning rate, which suits pre-trained weights, "
+        "and the head at the full learning rate: in a few epochs (the authors train for 100) at the encoder's rate, "
+        "new rows would stay near their initial values. Texts are not rotated; everything else is the same. The "
+        "radius is that of the first task. The feature distance is scaled as for the authors' batches of 64 images in "
+        "4 rotations, whatever the batch size is.",
     )
 
     prototypes: Tensor  # (classes, width)
@@ -69,7 +70,7 @@ class PASS(Method):
         return cast(AugmentedHead, self.model.head)
 
     def build(self, model: Model) -> Model:
-        views = ROTATIONS if self.stream.modality == "image" else 1
+        views = ROTATIONS if self.stream.modality.picture_input else 1
         model.head = AugmentedHead(model.encoder.width, views).to(self.stream.device)
         self.prototypes = torch.zeros(0, model.encoder.width)
         return model
@@ -86,7 +87,7 @@ class PASS(Method):
         terms = {"new": self.cross_entropy(features, batch.targets)}
         if self.teacher is not None and self.lambda_kd:
             difference = features - self.peek([batch], self.teacher).features
-            # |H - H'|_F over the whole batch, which grows with the root of its rows; at 0 the root has no gradient
+            # |H - H'|_F over the whole batch grows with the root of its rows; at 0 the root has no gradient
             norm = (difference.square().sum() + 1e-12).sqrt() * (64 * ROTATIONS / len(batch)) ** 0.5
             terms["distil"] = self.lambda_kd * norm
         if self.teacher is not None and self.lambda_proto:
@@ -98,19 +99,18 @@ class PASS(Method):
 
     def rotated(self, batch: Batch) -> Batch:
         """Every picture turned by k quarters, k = 0 to 3, with the label 4 y + k."""
-        views = self.head.views
-        if views == 1:
+        views, key = self.head.views, self.stream.modality.picture_input
+        if key is None:
             return batch
-        pixels = batch.inputs["pixel_values"]  # square: the encoder's input always is
         return Batch(
-            {"pixel_values": torch.cat([torch.rot90(pixels, k, (2, 3)) for k in range(views)])},
+            {key: torch.cat([torch.rot90(batch.inputs[key], k, (2, 3)) for k in range(views)])},
             torch.cat([views * batch.targets + k for k in range(views)]),
             batch.examples.repeat(views),
             batch.rows.repeat(views),
         )
 
     def prototype_loss(self, count: int) -> Tensor:
-        """CE of g(mu_c + r e) for random old classes c, e ~ N(0, I): it reaches the head g alone."""
+        """CE of g(mu_c + r e) for random old classes c, e ~ N(0, I). Only the head g gets a gradient."""
         rng = self.now.rng("prototypes")
         classes = torch.randint(len(self.prototypes), (count,), generator=rng).to(self.prototypes.device)
         noise = torch.randn(count, self.prototypes.shape[1], generator=rng).to(self.prototypes)

@@ -15,41 +15,42 @@ from bace.errors import ConfigError
 from bace.methods.er import ER
 from bace.methods.parts.losses import feature_cosine, nca, pooled_distance
 from bace.methods.parts.replay import ReplayOptions
-from bace.models.encoders import ImageEncoder
 from bace.models.heads import CosineHead, ProxyHead, imprint, kmeans
+from bace.models.image_encoder import ImageEncoder
 from bace.models.model import Model, Output
 from bace.randomness import generator
 
 
 class PODNet(ER):
-    """Distil what every block puts out, pooled along each axis, and the direction of the feature; classify by several
-    proxies a class, and tune these on the class-balanced memory at the end of a task.
+    """Distil the output of every block, pooled along each axis, and the direction of the feature. Classify by several
+    proxies per class, and tune them on the class-balanced memory at the end of a task.
 
     Args:
         lambda_flat: weight of the feature's direction, times sqrt(seen classes / new classes); 0 leaves it out.
-        lambda_spatial: weight of the pooled outputs of the blocks, times the same; 0 leaves them out.
+        lambda_spatial: weight of the pooled outputs of the blocks, times the same factor; 0 leaves them out.
         proxies: head rows of each class.
-        margin: of the classification loss. `as_code`: as published code computes it, where the margin cancels;
-            `intended`: as the paper writes it.
+        margin: margin of the classification loss. `as_code`: as the published code computes it, where the margin
+            cancels out; `intended`: as the paper writes it.
         delta: the intended margin, between similarities (2 cos - 2).
-        tune_epochs: of the classifier on the balanced memory; 0 leaves them out.
-        tune_lr: learning rate of the classifier there.
+        tune_epochs: epochs of the classifier on the balanced memory; 0 leaves them out.
+        tune_lr: learning rate of the classifier on the balanced memory.
     """
 
     title = "PODNet"
     paper = "Douillard et al., PODNet: Pooled Outputs Distillation for Small-Tasks Incremental Learning, ECCV 2020"
-    modalities = frozenset(("image", "text"))
+    takes_o = False
     keeps_teacher = True
     scorers = ("nme",)
     card = Card(
         mechanism="pooled distillation of all blocks; multi-proxy cosine head, tuned on the balanced memory; replay",
-        o_rows="refused: what a sentence's blocks put out belongs to old entities and to new ones alike",
+        o_rows="refused: the block outputs of a sentence belong to old and to new entities",
         stages=("main", "classifier"),
         replay="concat",
-        reading="similarity of proxies is 2 cos - 2 (the negative squared distance of unit vectors) in the attention "
-        "and in the score, as in the code; pictures: the map of patch tokens without the class token; texts: pooled "
-        "over tokens and over channels, without padding; the second stage has no distillation, which a fixed encoder "
-        "would not feel, and trains old proxies too; nme: nearest mean of exemplars",
+        reading="The similarity to a proxy is 2 cos - 2 (the negative squared distance of unit vectors), in the "
+        "attention and in the score, as in the code. For images, the map of patch tokens is pooled without the class "
+        "token. For texts, outputs are pooled over tokens and over channels, without padding. The second stage has no "
+        "distillation, which would not affect a fixed encoder, and it also trains old proxies. The scorer nme is the "
+        "nearest mean of exemplars.",
     )
 
     def __init__(
@@ -70,7 +71,7 @@ class PODNet(ER):
                 f"({tune_epochs}) and tune_lr ({tune_lr}) must be at least 0"
             )
         if proxies < 1:
-            raise ConfigError(f"PODNet: proxies is {proxies}, each class needs at least 1")
+            raise ConfigError(f"PODNet: proxies is {proxies}, but each class needs at least 1")
         self.lambda_flat, self.lambda_spatial, self.proxies = lambda_flat, lambda_spatial, proxies
         self.margin, self.delta, self.tune_epochs, self.tune_lr = margin, delta, tune_epochs, tune_lr
         self.cost = Passes(4, 4, task=2, memory=1 + tune_epochs)
@@ -150,13 +151,14 @@ class PODNet(ER):
         return nca(logits, targets, None if self.margin == "as_code" else head.sigma * self.delta)
 
     def pool(self, tap: Tensor, batch: Batch) -> Tensor:  # (examples, tokens, width) -> (examples, any)
-        """Squares, summed over each of the last two axes: height and width of a picture's map, or tokens and channels
-        of a text."""
+        """Squares, summed over each of the last two axes: height and width of an image's map, or tokens and channels of
+        a text."""
         encoder = self.model.encoder
         if isinstance(encoder, ImageEncoder):
             squares = encoder.patch_map(tap, batch.inputs).square()  # (examples, channels, height, width)
         else:
-            squares = tap.square() * batch.inputs["attention_mask"][:, :, None]  # (examples, tokens, channels)
+            mask = batch.inputs.get("attention_mask")
+            squares = tap.square() * (1 if mask is None else mask[:, :, None])  # (examples, tokens, channels)
         return torch.cat([squares.sum(-1).flatten(1), squares.sum(-2).flatten(1)], 1)
 
     def tuning_loss(self, batch: Batch) -> Tensor:
@@ -165,7 +167,7 @@ class PODNet(ER):
     # -- exemplars
 
     def after_task(self, task: Task) -> None:
-        if not self.tunes(task):  # else the memory was refilled for that, with the encoder as it is now
+        if not self.tunes(task):  # otherwise the memory was already refilled with the current encoder
             super().after_task(task)
         kept, nothing = self.memory.examples, torch.zeros(0, self.model.encoder.width)
         features = self.outputs(kept).features if len(kept) else nothing

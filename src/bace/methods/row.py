@@ -19,30 +19,31 @@ from bace.randomness import generator
 
 
 class ROW(MORE):
-    """MORE's features with two heads a task: one for prediction within the task, one that tells the task from all
-    others; a class's score is the product of both and of the relative nearness of its task.
+    """Use MORE's features with two heads per task: one predicts within the task, the other separates the task from all
+    others. The score of a class is the product of both and of the relative nearness of its task.
 
     Args:
-        smax: the gates' steepest slope in training; it rises from 1 / smax to it.
+        smax: the steepest slope of the gates; in training the slope rises from 1 / smax to smax.
         anneal: as in HAT: the slope rises once over the `stage`, or within every `epoch`.
-        gate_steps: as in HAT: gates move as far as they would in at least so many steps.
+        gate_steps: as in HAT: gates move as far as they would in at least this many steps.
         lamb: weight of the sparsity of the gates; 0 leaves it out.
-        temperature: of the heads' soft-max at prediction.
+        temperature: temperature of the heads' soft-max at prediction.
         wp_epochs: epochs in which a task's head is fine-tuned for prediction within the task.
         tp_epochs: epochs in which each task's other head is fine-tuned after every task.
-        head_batch: examples per step of these two; the second takes as many others besides.
+        head_batch: examples per step of these two stages; the second adds as many examples of other tasks.
         latent: hidden units of the adapters, if the backbone has none (backbone.adapter).
-        lr: learning rate of all that is trained; default: the run's.
+        lr: learning rate of everything that is trained; default: the run's.
     """
 
     paper = "Kim et al., Learnability and Algorithm for Continual Learning, ICML 2023"
     cost = Passes(3, 3, task=3)
     card = Card(
         mechanism="HAT with an out-of-distribution class; heads within and between tasks; Mahalanobis weights",
-        besides="prediction: a pass and the distances for each task; heads on features kept",
-        o_rows="refused: O belongs to no task, and heads of single tasks cannot tell whose word it is",
+        besides="prediction takes one pass and the distances for each task; heads train on cached features",
+        o_rows="refused: O belongs to no task, and the heads of single tasks cannot tell which task a word belongs to",
         stages=("main", "wp", "..."),
-        reading="MORE's; features of heads are those of clean views; the pool takes the least count of any class",
+        reading="MORE's reading applies. Heads are trained on features of clean views. The pool takes the smallest "
+        "count of any class from each class.",
     )
 
     def __init__(
@@ -66,7 +67,7 @@ class ROW(MORE):
             )
         self.wp_epochs, self.tp_epochs, self.head_batch = wp_epochs, tp_epochs, head_batch
 
-    # -- two heads a task
+    # -- two heads per task
 
     def build(self, model: Model) -> Model:
         self.tp = LinearHead(model.encoder.width)
@@ -90,18 +91,18 @@ class ROW(MORE):
         return [*stages, within, *between]
 
     def tp_stage(self, task: Task, p: int) -> Stage:
-        """TP_p on the pool: in every step as many examples of task p as of all other tasks."""
+        """Train TP_p on the pool, in every step on equally many examples of task p and of all other tasks."""
         own, others = (lambda side=side: self.sides(task, p)[side] for side in (0, 1))
         return self.head_stage(f"tp {p + 1}", p, self.tp, own, self.tp_epochs, self.head_batch, others=others)
 
     def sides(self, task: Task, p: int) -> tuple[Tensor, Tensor]:  # (examples,) ids, (examples,) ids
-        """The pool: examples of task p, and all others."""
+        """The examples of task p in the pool, and all other examples in it."""
         pool = self.pool(task)
         own = self.local(p, self.stream.labels(pool)[1]) < len(self.stream[p].classes)
         return pool[own], pool[~own]
 
     def start_tp(self, task: Task) -> None:
-        """TP_t starts as a copy of head t; with the second task so does that of the first."""
+        """TP_t starts as a copy of head t. The first task's TP does so when the second task is learned."""
         for p in (0, 1) if task.index == 1 else (task.index,):
             for mine, its in zip(self.tp.of(p), self.head.of(p), strict=True):
                 mine.data.copy_(its.data)
@@ -110,8 +111,8 @@ class ROW(MORE):
 
     @torch.inference_mode()
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
-        """WP x TP x nearness: softmax(z_t / T) over the task's own columns, max_y softmax(TP_t(h) / T)_y over these
-        but normalised with the last one, and max_y 1 / MD normalised over the tasks."""
+        """WP x TP x nearness: softmax(z_t / T) over the task's own columns, max_y softmax(TP_t(h) / T)_y over the
+        same columns but normalised with the last one, and max_y 1 / MD normalised over the tasks."""
         passes = self.passes(batch)
         near = torch.cat([self.nearness(t, out.features) for t, out in enumerate(passes)], 1)
         near = near / near.sum(1, keepdim=True)  # (rows, tasks)
@@ -120,7 +121,7 @@ class ROW(MORE):
             own = len(self.stream[t].classes)
             within = F.softmax(out.logits[:, :own] / self.temperature, 1)
             scores.append(within * near[:, [t]])
-            if self.extra and len(passes) > 1:  # the first task has no other to be told from
+            if self.extra and len(passes) > 1:  # a single task has no other task to be separated from
                 between = self.logits_of(t, self.tp(out.features)) / self.temperature
                 scores[-1] = scores[-1] * F.softmax(between, 1)[:, :own].amax(1, keepdim=True)
         return torch.cat(scores, 1)

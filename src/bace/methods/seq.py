@@ -10,7 +10,7 @@ from bace.data.batch import Batch
 
 
 class SEQ(Method):
-    """Train on each task's data only and take whatever forgetting results.
+    """Train on each task's data only and do nothing against forgetting.
 
     Args:
         span: the classes of the soft-max: all `seen` so far (new data pushes old logits down), or only the `new` ones
@@ -20,9 +20,9 @@ class SEQ(Method):
     title = "SEQ"
     paper = "sequential fine-tuning; the standard lower bound, no single origin"
     card = Card(
-        mechanism="none: fine-tuning",
-        o_rows="class 0 under cross-entropy",
-        reading="the soft-max spans all seen classes (`span=new`: only the new ones)",
+        mechanism="fine-tuning only",
+        o_rows="O is learned as class 0 with cross-entropy",
+        reading="The soft-max spans all seen classes, or only the new ones with `span=new`.",
     )
 
     def __init__(self, span: Literal["seen", "new"] = "seen") -> None:

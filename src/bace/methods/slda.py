@@ -9,37 +9,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.core.method import Card, Method, Passes, Stage
+from bace.core.method import Card, Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.models.model import Model
+from bace.methods.parts.one_pass import OnePass
 
 
-class SLDA(Method):
+class SLDA(OnePass):
     """Stream once over the frozen encoder's features, keep a mean per class and one covariance for all, and classify by
     linear discriminant analysis. Nothing is trained.
 
     Args:
         eps: share of the identity in the covariance that is inverted.
-        exact: the streamed covariance is the pooled within-class one, whatever the order. Otherwise as published: it
-            depends on the order and is a few per cent off.
-        covariance: `streamed` from the first example on; or the first task's pooled one, shrunk towards a multiple of
-            the identity (oracle approximating shrinkage), from which it streams on (`plastic`) or which stays
-            (`fixed`): the authors' two ways, with 100 classes in the first task.
+        exact: the streamed covariance is the pooled within-class covariance, in any order. Otherwise it is the
+            published one, which depends on the order and deviates by a few per cent.
+        covariance: `streamed` from the first example on; or the pooled covariance of the first task, shrunk towards a
+            multiple of the identity (oracle approximating shrinkage), which then streams on (`plastic`) or stays
+            (`fixed`). The authors use these two, with 100 classes in the first task.
     """
 
     title = "SLDA"
     paper = "Hayes, Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, 2020"
-    modalities = frozenset(("image", "text"))
-    growing_head = False
-    cost = Passes(0, task=1)
+    takes_o = False
     card = Card(
-        mechanism="frozen encoder; running class means and covariance, linear discriminant analysis",
-        o_rows="refused: words labelled O may be entities of other tasks, and would enter the mean of O",
-        reading="one pass in clean views, whatever the epochs; the published recursion (`exact`: the pooled "
-        "covariance), but from the first example on: the authors start from the first task's covariance, shrunk "
-        "(`covariance`)",
+        mechanism="frozen encoder; running class means and covariance; linear discriminant analysis",
+        o_rows="refused: words labelled O may be entities of other tasks and would enter the mean of O",
+        reading="There is one pass over clean views, whatever the number of epochs. The recursion is the published "
+        "one (`exact`: the pooled covariance), but it starts with the first example; the authors start from the "
+        "shrunk covariance of the first task (`covariance`).",
     )
 
     means: Tensor  # (classes, width)
@@ -54,14 +52,11 @@ class SLDA(Method):
     ) -> None:
         super().__init__()
         if not 0 <= eps <= 1:
-            raise ConfigError(f"SLDA: eps is {eps}, a share: it must lie between 0 and 1")
+            raise ConfigError(f"SLDA: eps is {eps}, but it must lie between 0 and 1")
         self.eps, self.exact, self.covariance = eps, exact, covariance
         for name, shape in (("means", (0, 0)), ("counts", (0,)), ("sigma", (0, 0))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
-        self.inverse: Tensor | None = None  # of the covariance, until that changes
-
-    def build(self, model: Model) -> Model:
-        return model.requires_grad_(False)
+        self.inverse: Tensor | None = None  # the inverse covariance, until the covariance changes
 
     def grow(self, task: Task) -> None:
         def zeros(*shape: int) -> Tensor:
@@ -72,18 +67,12 @@ class SLDA(Method):
             self.means, self.sigma = zeros(0, width), zeros(width, width)
         self.means, self.counts = torch.cat([self.means, zeros(new, width)]), torch.cat([self.counts, zeros(new)])
 
-    def stages(self, task: Task) -> list[Stage]:
-        return [self.stage(task, epochs=1, optimise=False, augment=False)]
-
-    def loss(self, batch: Batch) -> None:
-        self.observe(self.peek([batch]).features.double(), batch.targets)
-
     def observe(
         self,
         x: Tensor,  # (rows, width)
         y: Tensor,  # (rows,)
     ) -> None:
-        """The recursion, for all rows at once: each row sees the mean of its class as the rows before it left it.
+        """The recursion for all rows at once: each row sees the mean of its class after the rows before it.
 
         e = x - mu_y;  Sigma <- (n Sigma + f e e^T) / (n + 1);  mu_y <- mu_y + e / (c_y + 1);  c_y, n <- c_y + 1, n + 1
         with f = n / (n + 1) as published, f = c_y / (c_y + 1) for the pooled within-class covariance."""
@@ -107,18 +96,15 @@ class SLDA(Method):
         if self.in_base:
             self.sigma, self.inverse = shrunk(self.sigma, self.counts.sum()), None
 
-    def validation_loss(self, examples: Tensor) -> None:
-        """Nothing to stop."""
-
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
         """mu_c^T Lambda x - mu_c^T Lambda mu_c / 2, where Lambda inverts (1 - eps) Sigma + eps I."""
-        x = self.peek([batch]).features.double()
+        x = self.features(batch)
         if self.inverse is None:
             identity = torch.eye(len(self.sigma), dtype=torch.float64, device=x.device)
             self.inverse = torch.linalg.pinv((1 - self.eps) * self.sigma + self.eps * identity, hermitian=True)
         weight = self.means @ self.inverse  # (classes, width)
         scores = x @ weight.T - (weight * self.means).sum(1) / 2
-        # a class without examples has a mean of zeros and would win with its score of 0
+        # a class without examples has a mean of zeros, and its score of 0 could win
         return scores.masked_fill(self.counts == 0, -torch.inf)
 
 

@@ -13,11 +13,11 @@ from bace.errors import ConfigError
 
 
 class SparseER(Method):
-    """Fine-tune on new data, and only rarely take one more step on a whole batch from memory.
+    """Fine-tune on new data and only rarely take an additional step on a whole batch from memory.
 
     Args:
-        every: steps on new data between two steps on memory, counted from the first task with a memory on, through all
-            later tasks; 100 is the original's rate of 1 %. 0 leaves SEQ.
+        every: steps on new data between two steps on memory, counted across tasks from the first task with a memory on;
+            100 is the original's rate of 1 %. 0 gives SEQ.
     """
 
     title = "Sparse-ER"
@@ -25,15 +25,17 @@ class SparseER(Method):
     uses_memory = True
     cost = Passes(3, task=1)
     card = Card(
-        mechanism="replay, in one step of a hundred",
-        besides="one step in a hundred more",
-        o_rows="class 0 under cross-entropy; in replayed sentences so too, or left out (`train.replay_o`)",
-        reading="herded memory within the budget, filled at the end of a task (the original keeps all it has seen); a "
-        "memory step is as large as a batch and comes after the step on new data; steps are counted through the "
-        "tasks, as in the original's stream without boundaries, so that short tasks are replayed for too",
+        mechanism="replay in one step of a hundred",
+        besides="one additional step in a hundred",
+        o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "
+        "or left out (`train.replay_o`)",
+        reading="The memory is herded, stays within the budget and is filled at the end of a task (the original keeps "
+        "all examples). A memory step is as large as a batch and comes after the step on new data. Steps are counted "
+        "across tasks, as in the original's stream without boundaries, so that short tasks are also followed by "
+        "replay.",
     )
 
-    taken: Tensor  # () steps on new data since there is a memory
+    taken: Tensor  # () steps on new data since the memory was first filled
 
     def __init__(self, every: int = 100) -> None:
         super().__init__()
@@ -58,5 +60,5 @@ class SparseER(Method):
 
     @property
     def replay_size(self) -> int:
-        """Of a step on memory."""
+        """The loss of a step on memory."""
         return self.batch_size if self.every and len(self.memory) else 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bace.errors import ConfigError
-from bace.models.encoders import Encoder, frozen_modules
+from bace.models.encoder import Encoder, frozen_modules
 
 
 class Adapter(nn.Module):

@@ -3,9 +3,10 @@
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bace.errors import ConfigError, nearest
 from bace.models.weights import WEIGHTS_SUFFIXES
@@ -104,6 +105,9 @@ KNOWN: tuple[Known, ...] = (
     _hub("FacebookAI/roberta-base", "roberta", 768, 12, "", "MIT"),
     _hub("distilbert/distilbert-base-cased", "distilbert", 768, 6, ""),
 )
+
+
+OWN: dict[str, Callable[[], Any]] = {}  # encoders that a program makes itself, always the same, by the backbone's name
 
 
 def known_backbones() -> list[dict[str, str | int]]:

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import Self
 
 from bace.data.batch import Batch
-from bace.models.encoders import Encoder
+from bace.models.encoder import Encoder
 from bace.models.heads import WideningHead
-from bace.models.model import Branch, Model, Output
+from bace.models.model import Branch, Model, Output, read_rows
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -51,13 +51,13 @@ class Expanded(Model):
         trained on that branch only: the frozen encoders cost nothing then."""
         if not newest:
             return super().forward(batch, name=name, taps=taps)
-        hidden = ((encoder(batch.inputs), ()) for encoder in self.encoders[-1:])
-        features, _ = self._pass(hidden, batch, name)
+        branch = (read_rows(encoder, batch) for encoder in self.encoders[-1:])
+        features, _ = self._pass(branch, batch, name)
         return Output(features, features[:, :0])
 
-    def branches(self, inputs: dict[str, Tensor], taps: bool) -> Iterator[Branch]:
+    def branches(self, batch: Batch, taps: bool) -> Iterator[Branch]:
         for encoder in self.encoders:
-            yield encoder(inputs, taps=True) if taps else (encoder(inputs), ())
+            yield read_rows(encoder, batch, taps)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -88,15 +88,15 @@ class Forked(Model):
         newest.requires_grad_(False)
         self.others.append(tip)
 
-    def branches(self, inputs: dict[str, Tensor], taps: bool) -> Iterator[Branch]:
-        hidden, mask = self.encoder.embed(inputs)
+    def branches(self, batch: Batch, taps: bool) -> Iterator[Branch]:
+        hidden, mask = self.encoder.embed(batch.inputs)
         tapped = []
         for block in self.encoder.blocks[:-1]:
             hidden = self.encoder.run_block(block, hidden, mask)
             tapped.append(hidden)
         for block, norm in self.tips:
             end = self.encoder.run_block(block, hidden, mask)
-            yield norm(end), (*tapped, end) if taps else ()
+            yield self.encoder.rows(norm(end), batch.inputs, batch.at), (*tapped, end) if taps else ()
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

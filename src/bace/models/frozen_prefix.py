@@ -1,10 +1,8 @@
 """What frozen blocks make of a text, computed once instead of in every epoch, for every teacher and in every test."""
 
-import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +18,6 @@ class PrefixCache:
         depth: how many blocks it stands for.
         room: how many bytes may be kept. When they are taken, what is not kept is computed whenever it is needed.
     """
-
-    off: ClassVar[bool] = False  # see `uncached`
 
     def __init__(self, depth: int, room: int) -> None:
         self.depth, self.room = depth, room
@@ -55,26 +51,19 @@ class PrefixCache:
         return hidden
 
 
-@contextmanager
-def uncached() -> Iterator[None]:
-    """In here every pass goes through all blocks: for texts that are made up for one step and never come again, and for
-    tensors whose numbers cannot be looked at (torch.func)."""
-    before, PrefixCache.off = PrefixCache.off, True
-    try:
-        yield
-    finally:
-        PrefixCache.off = before
+class PrefixCaches:
+    """Owns the caches of a run, or of all runs of a comparison: those with the same frozen blocks share one."""
 
+    def __init__(self) -> None:
+        self.newest: dict[tuple[str, int, int], PrefixCache] = {}  # at most one
 
-def shared_cache(about: str, frozen: Iterable[Tensor], depth: int, megabytes: int) -> PrefixCache:
-    """The cache of an encoder with this description and these frozen weights: that of the run before, if it had the
-    same. The runs of a comparison so share what the first of them computes."""
-    digest = hashlib.blake2b(about.encode())
-    for weights in frozen:
-        digest.update(weights.detach().cpu().numpy().tobytes())
-    return _newest(digest.hexdigest(), depth, megabytes)
-
-
-@functools.lru_cache(maxsize=1)  # the newest only: what another backbone made of texts should not stay in memory
-def _newest(_encoder: str, depth: int, megabytes: int) -> PrefixCache:
-    return PrefixCache(depth, megabytes * 1_000_000)
+    def find(self, about: str, frozen: Iterable[Tensor], depth: int, megabytes: int) -> PrefixCache:
+        """The cache of the encoder with this description and these frozen weights. Only the newest is held: what
+        another backbone made of texts should not stay in memory."""
+        digest = hashlib.blake2b(about.encode())
+        for weights in frozen:
+            digest.update(weights.detach().cpu().numpy().tobytes())
+        key = digest.hexdigest(), depth, megabytes
+        if key not in self.newest:
+            self.newest = {key: PrefixCache(depth, megabytes * 1_000_000)}
+        return self.newest[key]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bace.errors import ConfigError
 from bace.models.adapters import Adapter
-from bace.models.encoders import Encoder
+from bace.models.encoder import Encoder
 
 
 @dataclass

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from bace.data.batch import Batch
-from bace.models.encoders import Encoder
+from bace.models.encoder import Encoder
 from bace.models.heads import Head
 from bace.randomness import derive, dropout_drawn_from
 
-Branch = tuple[Tensor, Sequence[Tensor]]  # (examples, tokens, width), and that for each block if asked for
+Branch = tuple[Tensor, Sequence[Tensor]]  # (rows, width), and (examples, tokens, width) for each block if asked for
 
 
 class Output(NamedTuple):
@@ -37,12 +37,12 @@ class Model(nn.Module):
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False) -> Output:
         """One pass. `name` says which of a step's passes this is: each has its own dropout, whatever ran before.
         `taps` asks for what each block put out, before the final LayerNorm."""
-        features, tapped = self._pass(self.branches(batch.inputs, taps), batch, name)
+        features, tapped = self._pass(self.branches(batch, taps), batch, name)
         return Output(features, self.head(features), tapped)
 
-    def branches(self, inputs: dict[str, Tensor], taps: bool) -> Iterator[Branch]:
-        """What each of the encoders puts out whose features are read side by side: here there is one."""
-        yield self.encoder(inputs, taps=True) if taps else (self.encoder(inputs), ())
+    def branches(self, batch: Batch, taps: bool) -> Iterator[Branch]:
+        """What each of the encoders makes of the rows, to be read side by side: here there is one."""
+        yield read_rows(self.encoder, batch, taps)
 
     def _pass(
         self, branches: Iterable[Branch], batch: Batch, name: str
@@ -55,18 +55,17 @@ class Model(nn.Module):
     def _read(self, branches: Iterable[Branch], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         # every pass of the encoder has the same precision; head and losses are computed in full
         with torch.autocast(batch.targets.device.type, self.precision, enabled=self.precision != torch.float32):
-            # the class token, or the tokens that are asked for; at once, so that no branch's tokens are kept for it
-            rows, taps = zip(
-                *(
-                    (hidden[:, 0] if batch.at is None else hidden[batch.at[:, 0], batch.at[:, 1]], tapped)
-                    for hidden, tapped in branches
-                ),
-                strict=True,
-            )
+            rows, taps = zip(*branches, strict=True)
         features, tapped = (rows[0], taps[0]) if len(rows) == 1 else (torch.cat(rows, 1), _side_by_side(taps))
         if self.precision == torch.float32:
             return features, tuple(tapped)
         return features.float(), tuple(tap.float() for tap in tapped)
+
+
+def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
+    """What one encoder makes of a batch's rows."""
+    hidden, tapped = encoder(batch.inputs, taps=True) if taps else (encoder(batch.inputs), ())
+    return encoder.rows(hidden, batch.inputs, batch.at), tapped
 
 
 def _side_by_side(taps: Sequence[Sequence[Tensor]]) -> list[Tensor]:

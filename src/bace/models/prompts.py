@@ -1,14 +1,21 @@
-"""A pool of prompts before a frozen encoder; each input takes those with the nearest keys (L2P, Wang et al., 2022).
+"""Learned tokens before those of a frozen encoder: a pool of prompts before its first block, of which each input takes
+those with the nearest keys (L2P, Wang et al., 2022), or prompts of every block's own (VPT, Jia et al., 2022).
 
-Written by the encoder's three parts alone, so it is the same for pictures and texts.
+Written by the encoder's parts alone, so it is the same for pictures and texts.
 """
+
+import math
+from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bace.data.batch import Batch
-from bace.models.encoders import Encoder, freeze_prefix
+from bace.errors import ConfigError
+from bace.models.additions import Additions, open_blocks
+from bace.models.encoder import Encoder, freeze_prefix
 from bace.models.heads import Head
 from bace.models.model import Model, Output
 
@@ -29,7 +36,7 @@ class PromptPool(nn.Module):
 
 
 class PromptedModel(Model):
-    """Two passes of a frozen encoder: the class token of the first, as it is, is the query; in the second the prompts
+    """Two passes of a frozen encoder: the feature of the first, as it is, is the query; in the second the prompts
     found by it stand before all tokens, and the mean of what becomes of them is the feature.
 
     Prompts enter the first block, after positions were added to the other tokens; they have none.
@@ -53,15 +60,13 @@ class PromptedModel(Model):
         device, low = batch.targets.device.type, self.precision != torch.float32
         with torch.autocast(device, self.precision, enabled=low), torch.no_grad():
             hidden, mask = self.encoder.embed(batch.inputs)  # (examples, tokens, width)
-            query = self.full(self.encoder.run(hidden, mask)[0][:, 0])
+            query = self.full(self.encoder.pool(self.encoder.run(hidden, mask)[0], batch.inputs))
         cosines = self.pool.cosines(query)
         index = self.choose(cosines.detach()) if chosen is None else chosen.expand(len(cosines), -1)
         prompts = self.pool.prompts[index].flatten(1, 2)  # (examples, top * length, width)
         count = prompts.shape[1]
-        if mask is not None:  # (examples, 1, 1, tokens), true where a token may be attended to
-            mask = F.pad(mask, (count, 0), value=True)
         with torch.autocast(device, self.precision, enabled=low):
-            out, tapped = self.encoder.run(torch.cat([prompts.to(hidden.dtype), hidden], 1), mask, taps=taps)
+            out, tapped = self.encoder.run(*put_before(prompts, hidden, mask), taps=taps)
         features = self.full(out[:, :count]).mean(1)
         return Output(features, self.head(features), tuple(tapped), cosines.gather(1, index))
 
@@ -77,3 +82,56 @@ class PromptedModel(Model):
             votes = torch.bincount(index.flatten(), minlength=cosines.shape[1])
             index = votes.sort(descending=True, stable=True).indices[: self.top].expand(len(cosines), -1)
         return index
+
+
+class Prompts(nn.Module):
+    """The tokens that stand before those of one block."""
+
+    def __init__(self, length: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        bound = math.sqrt(3 / width)  # Xavier's for as many inputs as outputs
+        self.tokens = nn.Parameter(torch.empty(length, width).uniform_(-bound, bound, generator=generator))
+
+
+class DeepPrompts(Additions):
+    """Sets of prompts, for each block its own, which leave the sequence behind it (VPT-deep: Jia et al., Visual Prompt
+    Tuning, ECCV 2022). The feature is read where it always is.
+
+    Args:
+        length: tokens before those of each block.
+    """
+
+    def __init__(self, encoder: Encoder, length: int = 5) -> None:
+        if length < 1:
+            raise ConfigError(f"prompts need a length of at least 1 token, not {length}")
+        blocks = open_blocks(encoder)
+        super().__init__(encoder, len(blocks))
+        self.width, self.length = encoder.width, length
+        for site, block in enumerate(blocks):
+            block.register_forward_pre_hook(partial(self._enter, site))
+            block.register_forward_hook(self._leave)
+
+    def make(self, site: int, generator: torch.Generator) -> Prompts:
+        return Prompts(self.length, self.width, generator)
+
+    def _enter(
+        self, site: int, _: nn.Module, inputs: tuple[Tensor, Tensor | None]
+    ) -> tuple[Tensor, Tensor | None] | None:
+        if not self.active:
+            return None
+        hidden, mask = inputs
+        tokens = torch.cat([cast(Prompts, part).tokens for part in self.parts(site)])
+        return put_before(tokens.expand(len(hidden), -1, -1), hidden, mask)
+
+    def _leave(self, _: nn.Module, __: tuple[Tensor, Tensor | None], output: Tensor) -> Tensor:
+        return output[:, self.length * len(self.active) :]
+
+
+def put_before(
+    prompts: Tensor,  # (examples, prompts, width)
+    hidden: Tensor,  # (examples, tokens, width)
+    mask: Tensor | None,  # (examples, 1, 1, tokens), true where a token may be attended to
+) -> tuple[Tensor, Tensor | None]:  # the same of (prompts + tokens)
+    """Prompts before all tokens; everything attends to them."""
+    mask = None if mask is None else F.pad(mask, (prompts.shape[1], 0), value=True)
+    return torch.cat([prompts.to(hidden.dtype), hidden], 1), mask

@@ -14,7 +14,7 @@ from pathlib import Path
 from bace.config.schema import Config
 from bace.core.method import Method
 from bace.data.benchmarks import find_benchmark
-from bace.experiments.run import make_method
+from bace.experiments.assemble import make_method
 from bace.methods.er import ER
 
 CORPORA = {  # classes, training and test examples of the tasks, which show parts of corpora; of sentences, about

@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from bace.experiments.run_folder import COLUMNS, Metrics, Run, is_finished, load_runs
 from bace.paper.tables import Cell, Entry, Printed, Scale, published, published_average
-from bace.report.runs import COLUMNS, Metrics, Run, groups, load_runs
+from bace.report.runs import groups
 
 Matrix = list[list[float]]
 LEFT = ("memory", "method", "task")  # columns of names
@@ -41,7 +42,7 @@ def finished_runs(cell: Cell, out: Path, scale: Scale) -> dict[int, Finished]:
         for folder in sorted(cell.folder(out, scale, 0).parent.glob("*-seed*"))
         if folder.name.startswith(pattern) and folder.name.removeprefix(pattern).isdecimal()
     ]
-    runs = load_runs([folder for folder in folders if (folder / "metrics.json").exists()])
+    runs = load_runs(filter(is_finished, folders))
     return {run.seed: Finished(run) for run in runs}
 
 
@@ -206,14 +207,17 @@ CURVES: dict[str, Callable[[Finished], list[float]]] = {"A": observed, "observed
 MATRICES: dict[str, Callable[[Finished], Matrix]] = {"distance": distance, "task_confusion": task_confusion}
 
 
-def for_page(entry: Entry, runs: dict[Path, Cell]) -> dict[tuple[str, str], tuple[float, float | None]]:
-    """The printed numbers of an entry by row and column of the report page, whose rows do not tell data sets apart."""
+def for_page(
+    entry: Entry, runs: Iterable[Run], cells: dict[Path, Cell]
+) -> dict[tuple[str, str], tuple[float, float | None]]:
+    """The printed numbers of an entry by row and column of the report page, whose rows do not tell data sets apart.
+    `cells`: whose run a folder holds."""
     if len({cell.block.benchmark for cell in entry.cells()}) > 1:
         return {}
     found = {}
-    for group in groups(load_runs(runs)):
+    for group in groups(runs):
         for column in ("A_last", "FGT", "FWT"):
-            if printed := published(entry.table, runs[group.runs[0].folder], column):
+            if printed := published(entry.table, cells[group.runs[0].folder], column):
                 found[group.label, column] = (printed.mean, printed.std)
     return found
 

@@ -166,8 +166,8 @@ def off_balance(at: Place, method: str) -> Quantity:
 # -- the claims
 
 
-def probing_and_tracking() -> None:
-    """Probing and tracking."""
+def probing() -> None:
+    """What frozen encoders still know."""
     steps = "accuracies averaged over the incremental steps, as the introduction's are"
     claim(1, lies(probing_gap("SEQ"), 20), reading=f"large: over 20 points; {steps}")
     claim(
@@ -221,6 +221,10 @@ def probing_and_tracking() -> None:
             limits += [greater(at("MTL", buffer="inf"), at(method)) for method in methods]
             limits += [greater(at(method), at("SEQ", buffer=0)) for method in methods]
     claim(10, limits)
+
+
+def tracking() -> None:
+    """How far features are from the rows of their classes."""
     claim(11, (lies(q, 0.9) for q in pairs(SEQ_ER, "lowest_when_learned", 200)), reading="of over 90 % of the tasks")
     claim(12, (lies(q, 0) for m in ("distance_trend", "distance_growth") for q in pairs(SEQ_ER, m, 200)))
     claim(13, (lies(q, 0.9) for q in pairs(SEQ_ER, "new_below_old", 200)), reading="at over 90 % of the steps")
@@ -475,6 +479,9 @@ def hard_sets() -> None:
         ),
     )
 
+
+def balance() -> None:
+    """Hard data sets: new against old classes, the correction of their balance, and which neighbours."""
     drawn = (OMNI, VTAB)
     order = (("BiC", FULL), ("BiC", "IL2M"), (FULL, "LUCIR"), ("IL2M", "LUCIR"))
     claim(126, (greater(off_balance(at, b), off_balance(at, a)) for at in drawn for a, b in order))
@@ -576,7 +583,8 @@ def texts_and_entities() -> None:
 
 
 for declare in (
-    probing_and_tracking,
+    probing,
+    tracking,
     prior_methods,
     cifar100,
     five_datasets,
@@ -584,6 +592,7 @@ for declare in (
     neighbours_and_settings,
     deit,
     hard_sets,
+    balance,
     texts_and_entities,
 ):
     declare()

@@ -1,6 +1,7 @@
 """Finished runs, compared: a table for the terminal and one HTML page that works offline."""
 
+from bace.experiments.run_folder import Run, load_runs
 from bace.report.page import write_page
-from bace.report.runs import Row, Run, Stat, load_runs, print_table, summary
+from bace.report.runs import Row, Stat, print_table, summary
 
 __all__ = ["Row", "Run", "Stat", "load_runs", "print_table", "summary", "write_page"]

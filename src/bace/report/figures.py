@@ -11,7 +11,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from bace.report.runs import Epoch, Group, Run, Stat, flatten, leaf, show, stat
+from bace.experiments.run_folder import Epoch, Run
+from bace.report.runs import Group, Stat, flatten, leaf, show, stat
 
 Figure = dict[str, Any]
 UNDRAWN = ("legendgroup", "methods", "file")  # for the page's script, which compares them with names

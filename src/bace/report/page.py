@@ -8,10 +8,11 @@ from typing import Any
 from markupsafe import Markup
 
 from bace.errors import ConfigError
+from bace.experiments.run_folder import Run
 from bace.files import write_whole
 from bace.report import figures
 from bace.report.markup import NOTHING, chip, count, joined, listed, part
-from bace.report.runs import Group, Run, groups, summary
+from bace.report.runs import Group, groups, summary
 from bace.report.section import Published, Section, facts
 
 

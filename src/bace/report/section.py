@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from bace.experiments.run_folder import Run
 from bace.report import figures, setting_figures
 from bace.report.figures import Figure
 from bace.report.markup import NOTHING, cell, chip, count, grid, heading, joined, part, scale, slug, sortable, table_row
-from bace.report.runs import Group, Row, Run, Stat, flatten, leaf, stat
+from bace.report.runs import Group, Row, Stat, flatten, leaf, stat
 
 Published = Mapping[tuple[str, str], tuple[float, float | None]]  # (method, metric) -> mean, deviation
 
@@ -489,10 +490,7 @@ def _settings(group: Group, index: dict[str, int]) -> Markup:
         chip=chip(group.label, index),
         commits=", ".join(dict.fromkeys((run.commit or "unknown")[:SHORT_COMMIT] for run in group.runs)),
         rows=joined(
-            line.format(
-                run.seed, run.folder.name, run.commit or "unknown", "-" if run.threads is None else run.threads
-            )
-            for run in group.runs
+            line.format(run.seed, run.folder.name, run.commit or "unknown", run.threads or "-") for run in group.runs
         ),
         versions=Markup("<p>{}</p>").format(versions) if versions else "",
         seed=first.seed,

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
+from bace.experiments.run_folder import Run
 from bace.report.figures import DASHES, EXTRA, LEGEND, PALETTE, SYMBOLS, Figure, colour, error_bars, studies, text
-from bace.report.runs import Group, Run, Stat, flatten, show, stat
+from bace.report.runs import Group, Stat, flatten, show, stat
 
 Span = Literal["last", "average"]  # after the last task, or the mean over the tasks from the second on
 

@@ -1,4 +1,4 @@
-"""What the paper measures beside accuracy. A study looks on and feeds nothing back: docs/studies.md."""
+"""Studies measure what the paper reports beside accuracy. They do not influence a run: docs/studies.md."""
 
 from bace.core.study import Seen, Skipped, Study
 from bace.studies import bias, gallery, probing, tracking

@@ -1,4 +1,4 @@
-"""The scale A and shift B that a bias correction has learned, after each task (docs/bace.md 7)."""
+"""The scale A and shift B of a bias correction after each task (docs/bace.md 7)."""
 
 from bace.config.schema import Config
 from bace.core.stream import Stream

@@ -1,7 +1,7 @@
-"""Probing accuracy: what a fresh classifier, trained on all data so far, reads off the method's features.
+"""Probing accuracy: the accuracy of a fresh classifier that is trained on the method's features of all data so far.
 
-The gap to the observed accuracy, that of the method's own classifier, is what the classifier has forgotten and the
-encoder has not.
+The observed accuracy is that of the method's own classifier. The gap between the two is what the classifier has
+forgotten but the encoder has not.
 """
 
 import torch
@@ -53,8 +53,8 @@ def fit_probe(
 ) -> None:
     """Train a classifier on features: cross-entropy, Adam, shuffled batches.
 
-    20 epochs over one task of the paper's CIFAR-100 (2,500 pictures) are 400 steps. A smaller set is passed as many
-    times as give that number: a probe that has not learned says nothing about the features."""
+    20 epochs over one task of the paper's CIFAR-100 (2,500 images) are 400 steps. A smaller dataset is passed more
+    often, to reach this number: a probe that has not converged says nothing about the features."""
     device = head.no_rows.device
     features, targets = features.to(device), targets.to(device)
     optimiser = torch.optim.Adam(head.parameters(), lr=lr, fused=True)
@@ -67,7 +67,7 @@ def fit_probe(
 
 
 def collect(records: list[Record], stream: Stream, config: Config) -> Record:
-    """Percent after each task: accuracy, or seqeval's macro F1 for tokens, every task counting the same."""
+    """Percent after each task: accuracy, or seqeval's macro F1 for tokens, where every task counts the same."""
     return columns(records)
 
 

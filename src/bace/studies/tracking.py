@@ -1,4 +1,4 @@
-"""Feature-embedding distance: how far a class's mean feature is from its row in the classifier."""
+"""Feature-embedding distance: the distance of a class's mean feature from its row in the classifier."""
 
 import torch
 import torch.nn.functional as F
@@ -45,23 +45,23 @@ def class_distances(
     targets: Tensor,  # (rows,)
     weight: Tensor,  # (classes, width)
 ) -> Tensor:  # (classes,) float64; NaN for a class without rows
-    """D_c = 1 - cos(mu_c, w_c), mu_c the mean unit feature of the class."""
+    """D_c = 1 - cos(mu_c, w_c), where mu_c is the mean unit feature of the class."""
     unit = F.normalize(features.double(), dim=1)
-    total = torch.zeros(weight.shape, dtype=torch.float64).index_add_(0, targets, unit)  # as far as angles go, the mean
+    total = torch.zeros(weight.shape, dtype=torch.float64).index_add_(0, targets, unit)  # the direction of the mean
     distance = 1 - F.cosine_similarity(total, weight.double(), dim=1)
     shown = targets.bincount(minlength=len(weight)) > 0
     return distance.clamp(min=0).masked_fill(~shown, torch.nan)
 
 
 def mean(distances: Tensor) -> float | None:
-    """Over the classes that have one."""
+    """The mean over the classes that have a distance."""
     known = distances[~distances.isnan()]
     return float(known.mean()) if len(known) else None
 
 
 def collect(records: list[Record], stream: Stream, config: Config) -> Record:
     """Row t of `distance` and `euclidean`: each task's mean after task t. `new`, `old` and `all` classes after each
-    task; `difference`: old less new after the last."""
+    task; `difference`: old minus new after the last task."""
     last = records[-1]
     both = last["old"] is not None and last["new"] is not None
     return columns(records) | {"difference": last["old"] - last["new"] if both else None}

@@ -1,13 +1,78 @@
 """Texts: token ids kept flat, padded to the longest of the batch."""
 
 import functools
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from bace.data.batch import Modality, View
-from bace.errors import ConfigError
+from bace.data.batch import NO_IDS, View
+from bace.data.cut import Cut
+from bace.data.decode import PictureOptions
+from bace.data.files import Raw
+from bace.data.modality import Examples, Inputs, Modality, Table, valid
+from bace.errors import ConfigError, DataError
+
+LETTERS = 300  # of a text that is shown, at most
+
+
+class Text(Modality):
+    name, plural, encoder, own_data = "text", "texts", "text", "my-texts"
+    input_names: tuple[str, ...] = ("text", "content", "sentence", "document", "title", "question")
+    input_kinds = ("string",)
+    joins = True
+
+    def read(self, raw: Raw, columns: Sequence[str], rows: Sequence[int], options: PictureOptions) -> Inputs:
+        cells = zip(rows, raw.values(columns, rows), strict=True)
+        return [_text(values, columns, raw.where(row)) for row, values in cells]
+
+    def recognises(self, examples: Any) -> bool:
+        return isinstance(examples, list) and isinstance(examples[0], str)
+
+    def encode(self, tables: Sequence[Table], cut: Cut, encoder: Any) -> tuple[Examples, list[int]]:
+        texts = [text for table in tables for text in cast("list[str]", table.inputs)]
+        return tokenize_texts(texts, tokenizer_of(encoder), cut.max_length), [len(table) for table in tables]
+
+    def restore(self, kept: dict[str, Tensor]) -> Examples:
+        return Texts(kept.get("ids", NO_IDS), kept.get("start", NO_TEXTS))
+
+    def disturbed(self, inputs: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
+        """The words in another order."""
+        mask = inputs["attention_mask"].bool().cpu()
+        place = torch.rand(mask.shape, generator=rng).masked_fill(~mask, 2)  # padding stays behind
+        place[:, 0] = -1  # and the class token in front
+        order = place.argsort(dim=1, stable=True).to(inputs["inputs_embeds"].device)
+        return {**inputs, "inputs_embeds": inputs["inputs_embeds"].take_along_dim(order[:, :, None], 1)}
+
+    def from_files(self, files: Sequence[Path]) -> list[tuple[str, Any]]:
+        """The lines of text files."""
+        return [(f"{file}:{n}", line) for file in files for n, line in enumerate(_lines(file), 1) if line.strip()]
+
+    def view(self, data: Any, example: int, row: int, backbone: Callable[[], str]) -> dict[str, Any]:
+        ids = data.ids[data.start[example] : data.start[example + 1]].tolist()
+        text = str(load_tokenizer(backbone()).decode(ids, skip_special_tokens=True))
+        return {"text": text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"}
+
+
+def _text(values: Sequence[Any], columns: Sequence[str], where: str) -> str:
+    for value, column in zip(values, columns, strict=True):
+        if not isinstance(value, str):
+            raise DataError(f"{where}: '{column}' is {value!r}. Expected a string.")
+    text = " ".join(filter(None, map(str.strip, values))) if len(values) > 1 else cast(str, values[0])
+    return valid(text, where)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"'{file}' cannot be read as text ({error}): this run's model takes text files") from error
+
+
+TEXT = Text()
+NO_TEXTS = torch.zeros(1, dtype=torch.int64)  # where each text starts, if there is none
 
 
 class Texts:
@@ -19,7 +84,7 @@ class Texts:
         pad: the tokenizer's padding id.
     """
 
-    modality: Modality = "text"
+    modality: Modality = TEXT
     row_start: Tensor | None = None  # a row an example
     positions: Tensor | None = None
 
@@ -81,6 +146,11 @@ def load_tokenizer(name: str) -> Any:
             "file (vocab.txt, or vocab.json with merges.txt)."
         )
     return tokenizer
+
+
+def tokenizer_of(encoder: Any) -> Any:
+    """The tokenizer in the folder that an encoder of texts was loaded from."""
+    return load_tokenizer(encoder.config.name_or_path)
 
 
 def tokenize_texts(texts: list[str], tokenizer: Any, max_length: int) -> Texts:

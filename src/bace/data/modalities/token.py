@@ -1,21 +1,209 @@
 """Sentences for named-entity recognition: every word is a row, read at its first word-piece."""
 
+import dataclasses
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bace.data.batch import Modality
-from bace.data.modalities.text import Texts, flat, join
+from bace.data.batch import NO_IDS
+from bace.data.cut import Cut
+from bace.data.decode import PictureOptions
+from bace.data.files import TAG, Raw, not_iob
+from bace.data.modalities.text import NO_TEXTS, Text, Texts, flat, join, load_tokenizer, tokenizer_of
+from bace.data.modality import (
+    Examples,
+    InMemory,
+    Inputs,
+    Labels,
+    Modality,
+    Predicted,
+    Scorer,
+    Table,
+    in_order,
+    valid,
+)
+from bace.data.scores import entities, entity_scores
 from bace.errors import ConfigError, DataError
+
+
+class Token(Text):
+    """Its classes are IOB2 tags: O, which hides the types of other tasks, then B- and I- of each entity type."""
+
+    name, plural, own_data = "token", "sentences", "my-entities"
+    input_names = ("tokens", "words")
+    input_kinds = ("strings",)
+    label_names = ("ner_tags", "tags", "labels", "ner", "label")
+    label_kinds = ("classes", "strings", "integers")
+    joins = False
+    conll = True
+    one_label = False
+    background = 0
+    measure = "seqeval macro F1"
+
+    def read(self, raw: Raw, columns: Sequence[str], rows: Sequence[int], options: PictureOptions) -> Inputs:
+        return [_words(value, raw.where(row)) for row, (value,) in zip(rows, raw.values(columns, rows), strict=True)]
+
+    def recognises(self, examples: Any) -> bool:
+        return isinstance(examples, list) and isinstance(examples[0], list | tuple)
+
+    def labels(
+        self, values: Sequence[Any], names: list[str] | None, where: Callable[[int], str]
+    ) -> tuple[Labels, list[str]]:
+        """The IOB2 tags of each sentence, and the entity types in order."""
+        for name in names or []:
+            if not TAG.fullmatch(name):
+                raise DataError(not_iob("the list of tag names", name))
+        for i, value in enumerate(values):
+            if not isinstance(value, list | tuple | np.ndarray):
+                raise DataError(f"{where(i)}: the tags are {value!r}. Expected a list with one tag per word.")
+        owner = [i for i, value in enumerate(values) for _ in value]
+        tags, _ = super().labels([tag for value in values for tag in value], names, lambda word: where(owner[word]))
+        for word, tag in enumerate(cast("list[str]", tags)):
+            if not TAG.fullmatch(tag):
+                raise DataError(not_iob(where(owner[word]), tag))
+        words = iter(cast("list[str]", tags))
+        sentences = [iob2(islice(words, len(value))) for value in values]
+        if names is not None:
+            return sentences, self.own_names(names)
+        return sentences, in_order(kind for tags in sentences for kind in self.shows(tags))
+
+    def check_labels(self, inputs: Inputs, labels: Labels, where: Callable[[int], str]) -> None:
+        for i, (words, tags) in enumerate(zip(cast("list[list[str]]", inputs), labels, strict=True)):
+            if len(words) != len(tags):
+                raise DataError(f"{where(i)}: {len(words)} words but {len(tags)} tags. Give each word one tag.")
+
+    # -- classes
+
+    def shows(self, label: Any) -> set[str]:
+        return {entity_type(tag) for tag in label if tag != "O"}
+
+    def renamed(self, label: Any, rename: Callable[[str], str]) -> Any:
+        return [tag if tag == "O" else f"{tag[:2]}{rename(entity_type(tag))}" for tag in label]
+
+    def class_names(self, tasks: Sequence[Sequence[str]]) -> list[str]:
+        return ["O", *(f"{prefix}-{name}" for own in tasks for name in own for prefix in "BI")]
+
+    def own_names(self, classes: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys(entity_type(tag) for tag in classes if tag != "O"))
+
+    def targets(self, labels: Labels, own: Sequence[str], number: dict[str, int]) -> Tensor:  # (rows,)
+        """In a task only its own types are labelled, all else is O."""
+        types = set(own)
+        tags = (tag if entity_type(tag) in types else "O" for sentence in labels for tag in sentence)
+        return torch.tensor([number[tag] for tag in tags], dtype=torch.int64)
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """A memory keeps sentences of each entity type."""
+        types = self.own_names(names)
+        return [-1 if name == "O" else types.index(entity_type(name)) for name in names]
+
+    # -- encode
+
+    def encode(self, tables: Sequence[Table], cut: Cut, encoder: Any) -> tuple[Examples, list[int]]:
+        sentences = [words for table in tables for words in cast("list[list[str]]", table.inputs)]
+        examples, windows = tokenize_sentences(sentences, tokenizer_of(encoder), cut.max_length)
+        counts, first = [], 0
+        for table in tables:
+            counts.append(sum(len(window) for window in windows[first : first + len(table)]))
+            first += len(table)
+        return examples, counts
+
+    def restore(self, kept: dict[str, Tensor]) -> Examples:
+        words = kept.get("positions", NO_IDS), kept.get("row_start", NO_TEXTS)
+        return Entities(kept.get("ids", NO_IDS), kept.get("start", NO_TEXTS), *words)
+
+    # -- score
+
+    def score(self, rows: Predicted, own: Sequence[str], *, lenient: bool) -> dict[str, float]:
+        """seqeval's macro F1, in which a predicted type of another task counts with F1 0 unless `lenient`."""
+        lengths = torch.unique_consecutive(rows.examples, return_counts=True)[1].tolist()
+        gold, guess = (
+            [[rows.names[c] for c in sentence.tolist()] for sentence in classes.split(lengths)]
+            for classes in (rows.targets, rows.predicted)
+        )
+        result = entity_scores(gold, guess, self.own_names(own), foreign="outside" if lenient else "error")
+        return {"score": result.macro_f1} | {k: v for k, v in dataclasses.asdict(result).items() if k != "per_type"}
+
+    def details(self, rows: Predicted, scores: list[dict[str, float]], *, last: bool) -> dict[str, Any]:
+        return {"scores": scores}
+
+    # -- show
+
+    def by_example(self, scores: Tensor, inputs: InMemory) -> list[Tensor]:
+        return list(scores.split([len(words) for words in inputs]))
+
+    def show(self, examples: Any, scores: Scorer, names: Sequence[Any]) -> list[Any]:
+        """The tag of each word where sentences are lists of words, the entities where they are strings."""
+        sentences = examples if isinstance(examples, str) else list(examples)
+        if not isinstance(sentences, str) and any(isinstance(sentence, str) for sentence in sentences):
+            return self.entities(sentences, scores, names)
+        return [[names[c] for c in rows.argmax(1).tolist()] for rows in scores(sentences)]
+
+    def entities(self, sentences: Sequence[Any], scores: Scorer, names: Sequence[Any]) -> list[list["Span"]]:
+        """The entities of each sentence, a string or a list of words, which count as joined by spaces."""
+        if isinstance(sentences, str):
+            raise DataError("one string is no list of sentences: put it in a list")
+        items = list(sentences)
+        words = [[s[i:j] for i, j in split_words(s)] if isinstance(s, str) else s for s in items]
+        tags = self.show(words, scores, names)  # says what is wrong with a list of words
+        placed = [(s, split_words(s)) if isinstance(s, str) else joined(s) for s in items]
+        return [spans(text, offsets, own) for (text, offsets), own in zip(placed, tags, strict=True)]
+
+    def describe(self, examples: Sequence[Any], scores: Scorer, names: Sequence[Any]) -> list[dict[str, Any]]:
+        placed = [split_words(line) for line in examples]
+        sentences = [[line[i:j] for i, j in words] for line, words in zip(examples, placed, strict=True)]
+        tags = self.show(sentences, scores, names)
+        return [
+            {"words": sentence, "tags": own, "entities": [span._asdict() for span in spans(line, words, own)]}
+            for line, words, sentence, own in zip(examples, placed, sentences, tags, strict=True)
+        ]
+
+    def view(self, data: Any, example: int, row: int, backbone: Callable[[], str]) -> dict[str, Any]:
+        """The sentence's words with a blank between them, and where the row's begins and ends."""
+        tokenizer = load_tokenizer(backbone())
+        ids = data.ids[data.start[example] : data.start[example + 1]].tolist()
+        first = int(data.row_start[example])
+        starts = data.positions[first : int(data.row_start[example + 1])].tolist()
+        pieces = [ids[start:end] for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
+        # a word that the tokenizer does not know is a special token, as are those at the ends
+        words = [str(tokenizer.decode(piece, skip_special_tokens=True)) or str(tokenizer.unk_token) for piece in pieces]
+        begin = sum(len(word) + 1 for word in words[: row - first])
+        return {"text": " ".join(words), "word": [begin, begin + len(words[row - first])]}
+
+
+def entity_type(tag: str) -> str:
+    """'B-person' -> 'person'."""
+    return tag[2:]
+
+
+def iob2(tags: Iterable[str]) -> list[str]:
+    """IOB1 or careless IOB2 as IOB2: an I- that continues no entity of its type begins one."""
+    result: list[str] = []
+    before = "O"
+    for tag in tags:
+        before = "B-" + tag[2:] if tag.startswith("I-") and before[2:] != tag[2:] else tag
+        result.append(before)
+    return result
+
+
+def _words(value: Any, where: str) -> list[str]:
+    if not isinstance(value, list | tuple | np.ndarray) or not all(isinstance(word, str) for word in value):
+        raise DataError(f"{where}: expected a list of words, got {str(value)[:80]!r}.")
+    return [valid(str(word), where) for word in value]
+
+
+TOKEN = Token()
 
 
 class Entities(Texts):
     """Tokenised sentences; `positions` and `row_start` say where each word's first piece is (see Stream)."""
 
-    modality: Modality = "token"
+    modality: Modality = TOKEN
     row_start: Tensor
     positions: Tensor
 
@@ -133,25 +321,3 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     ids, words = probe["input_ids"][0], probe.word_ids(0)
     inside = [i for i, word in enumerate(words) if word is not None]
     return ids[: inside[0]], ids[inside[-1] + 1 :]
-
-
-def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """The (start, end, type) of every entity of a sentence tagged in IOB2; `end` is the word after the last.
-
-    Strict, as seqeval's strict mode: an entity is a B- tag and the I- tags of its type that follow it; an I- tag that
-    continues nothing is no entity.
-    """
-    found = set()
-    start, kind = 0, None  # the open entity
-    for position, tag in enumerate(tags):
-        prefix, _, name = tag.partition("-")
-        if tag != "O" and not (prefix in ("B", "I") and name):
-            raise DataError(f"tag '{tag}' of word {position} is not IOB2: use O, B-type or I-type.")
-        if prefix == "I" and name == kind:
-            continue
-        if kind is not None:
-            found.add((start, position, kind))
-        start, kind = position, name if prefix == "B" else None
-    if kind is not None:
-        found.add((start, len(tags), kind))
-    return found

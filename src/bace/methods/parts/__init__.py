@@ -1,1 +1,1 @@
-"""What several methods are made of."""
+"""Parts that several methods share."""

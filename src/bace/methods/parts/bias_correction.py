@@ -1,8 +1,8 @@
 """Bias correction (BiC, Wu et al., CVPR 2019) as BaCE's add-on: two scalars for the logits of the newest classes.
 
-After the last task, with encoder and head frozen, z_c becomes A z_c + B for the new classes c; old logits stay as they
-are. The two are fitted on a balanced set that was never trained on, which is small: its logits are computed once, and
-each step sees all of them.
+After the last task, with encoder and head frozen, z_c becomes A z_c + B for the new classes c; old logits do not
+change. A and B are fitted on a small balanced set that was never trained on. Its logits are computed once, and each
+step sees all of them.
 """
 
 from collections.abc import Callable
@@ -25,25 +25,25 @@ def fit_bias(
     lr: float = 1e-3,
     epochs: int = 200,
 ) -> tuple[float, float]:
-    """The pair (A, B) that lowers the mean cross-entropy of the corrected logits + penalty B^2 / 2, from (1, 0).
+    """The pair (A, B) that minimises the mean cross-entropy of the corrected logits + penalty B^2 / 2, from (1, 0).
 
-    "sgd" (momentum 0.9) and "adam" take `epochs` full-batch steps with learning rate `lr` and mostly stop short of
-    the optimum; "lbfgs" goes to the optimum of this convex problem and uses neither. On a set so easy that the loss
-    falls for ever as A grows there is none: "lbfgs" then ends at a large, finite A.
+    "sgd" (momentum 0.9) and "adam" take `epochs` full-batch steps with learning rate `lr` and usually stop before
+    the optimum; "lbfgs" finds the optimum of this convex problem and uses neither. If the set is so easy that the loss
+    falls for ever as A grows, there is no optimum, and "lbfgs" ends at a large, finite A.
     """
     columns = _columns(new, logits)
     if targets.shape != logits.shape[:1]:
         raise DataError(f"targets {tuple(targets.shape)} for logits {tuple(logits.shape)}: expected one class per row.")
     if not len(logits):
-        raise DataError("no examples to fit the bias on: reserve at least one per class.")
+        raise DataError("there are no examples to fit the bias on: hold out at least one per class.")
     if not logits.isfinite().all():
         raise DataError("logits to fit the bias on are not finite: leave masked columns out of them.")
     outside = targets[(targets < 0) | (targets >= logits.shape[1])]
     if len(outside):
         raise DataError(f"targets hold class {int(outside[0])}, but the logits have {logits.shape[1]} columns.")
 
-    # Two scalars: double precision costs nothing and makes the result that of the formula on any device.
-    # Copies, because what comes from torch.inference_mode() takes no part in a backward pass.
+    # For two scalars double precision costs nothing, and the result follows the formula on any device.
+    # Copies are needed, because tensors from torch.inference_mode() cannot take part in a backward pass.
     logits, targets = logits.detach().to(torch.float64, copy=True), targets.clone()
     pair = torch.tensor([1.0, 0.0], dtype=torch.float64, device=logits.device, requires_grad=True)
 
@@ -55,7 +55,7 @@ def fit_bias(
         ),
     }
     if solver not in optimisers:
-        raise ConfigError(f"'{solver}' is not a solver of the bias correction.{nearest(solver, optimisers)}")
+        raise ConfigError(f"'{solver}' is not a solver for the bias correction.{nearest(solver, optimisers)}")
     optimiser = optimisers[solver]()
 
     def loss() -> float:
@@ -80,8 +80,8 @@ def correct_bias(
     A: float | Tensor,
     B: float | Tensor,
 ) -> Tensor:  # (rows, classes)
-    """The logits with A z + B in the columns of the new classes; the old ones, and all for (1, 0), keep every bit.
-    Tensors take part in the gradient."""
+    """The logits with A z + B in the columns of the new classes; the old columns, and all columns for
+    (1, 0), keep every bit. Gradients flow through tensors A and B."""
     columns = _columns(new, logits)
     if not isinstance(A, Tensor) and (A, B) == (1, 0):
         return logits.clone()  # -0.0 + 0.0 would lose its sign

@@ -10,11 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bace.core.stream import Stream
 from bace.data.batch import NO_IDS, Batch
-from bace.models.encoders import Encoder
-from bace.models.frozen_prefix import uncached
 from bace.models.model import Model
 
-ROOM = 2**26  # numbers that the gradients of a few rows may take at once
+ROOM = 2**26  # the maximum number of gradient entries held at once
 
 
 def fisher_diagonal(
@@ -22,10 +20,10 @@ def fisher_diagonal(
     stream: Stream,
     rows: Tensor,  # (rows,) ids
     loss: Callable[[Tensor, Tensor], Tensor],  # (1, classes) logits, (1,) targets -> -log p(y | x)
-) -> dict[str, Tensor]:  # by parameter, trainable ones only
+) -> dict[str, Tensor]:  # by the name of each trainable parameter
     """F_i = mean over rows (x, y) of (d log p(y | x) / d theta_i)^2, with true labels and clean views.
 
-    Every row has a gradient of its own: the square of a mean gradient would be smaller by about the batch size.
+    Every row has its own gradient: the square of a mean gradient would be smaller by about the batch size.
     """
     model = copy.copy(model)
     model.precision = torch.float32  # autocast cannot be vectorised over rows
@@ -40,14 +38,14 @@ def fisher_diagonal(
     for part in rows.split(min(at_once, 128)):
         batch = stream.rows(part)
         inputs, at = batch.inputs, None
-        if batch.at is not None:  # the sentence of each word, and the word's place in it
+        if batch.at is not None:  # the sentence of each word, and its position in it
             inputs = {key: value[batch.at[:, 0]] for key, value in inputs.items()}
             at = (batch.at * torch.tensor([0, 1], device=batch.at.device))[:, None]  # (rows, 1, 2)
         each = (None, 0, 0, None if at is None else 0)
         # over rows, fused attention cannot be vectorised and no text can be looked up
-        with sdpa_kernel(SDPBackend.MATH), uncached():
+        with sdpa_kernel(SDPBackend.MATH), model.encoder.uncached():
             gradients = vmap(grad(row_loss), in_dims=each)(theta, inputs, batch.targets, at)
-        Encoder.passes += 3 * (len(part) - 1)  # vectorised, they look like one
+        model.encoder.passes.total += 3 * (len(part) - 1)  # vectorised, they look like one
         for name, gradient in gradients.items():
             total[name] += gradient.square().sum(0)
     return {name: value / len(rows) for name, value in total.items()}

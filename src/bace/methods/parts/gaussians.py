@@ -1,7 +1,87 @@
-"""Classes as Gaussians with a common covariance: their statistics, and the Mahalanobis distance to them."""
+"""Classes as Gaussians: their statistics, the Mahalanobis distance to them, and features drawn from them."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+
+from bace.core.memory import ElasticBuffers
+
+
+class ClassStatistics(ElasticBuffers):
+    """Count, mean and scatter matrix of each class's features, in double precision.
+
+    They add up: what several parts of the data say of a class, batches, tasks or processes, is what all of it says at
+    once, whatever the parts and their order.
+
+    Args:
+        scatter: whether scatter matrices are kept, width^2 numbers a class; otherwise counts and means alone.
+    """
+
+    counts: Tensor  # (classes,)
+    means: Tensor  # (classes, width)
+    scatter: Tensor  # (classes, width, width) sum of (x - mean) (x - mean)^T; (classes, 0, 0) if it is not kept
+
+    def __init__(self, *, scatter: bool = True) -> None:
+        super().__init__()
+        self.has_scatter = scatter
+        for name, shape in (("counts", (0,)), ("means", (0, 0)), ("scatter", (0, 0, 0))):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+
+    def grow(self, classes: int, width: int) -> None:
+        """Make room for this many more classes."""
+        old, side = len(self.counts), width if self.has_scatter else 0
+        for name, shape in (("counts", ()), ("means", (width,)), ("scatter", (side, side))):
+            grown = torch.zeros((old + classes, *shape), dtype=torch.float64, device=self.counts.device)
+            if old:
+                grown[:old] = getattr(self, name)
+            setattr(self, name, grown)
+
+    def observe(
+        self,
+        x: Tensor,  # (rows, width)
+        y: Tensor,  # (rows,) class ids
+    ) -> None:
+        """Add these rows."""
+        for c in y.unique().tolist():
+            own = x[y == c]
+            mean = own.mean(0)
+            centred = own - mean
+            self.merge(c, len(own), mean, centred.T @ centred)
+
+    def merge(self, c: int, count: float, mean: Tensor, scatter: Tensor) -> None:  # (width,), (width, width)
+        """Add what other rows of class c have given (Chan, Golub, LeVeque, 1979):
+        n = a + b;  d = m_b - m_a;  m = m_a + b d / n;  S = S_a + S_b + a b d d^T / n."""
+        before = float(self.counts[c])
+        total = before + count
+        gap = mean - self.means[c]
+        if self.has_scatter:
+            self.scatter[c] += scatter + torch.outer(gap, gap) * (before * count / total)
+        self.means[c] += gap * (count / total)
+        self.counts[c] = total
+
+    def covariance(self, c: int) -> Tensor:  # (width, width)
+        """n - 1 in the denominator; zeros for a class of one row."""
+        return self.scatter[c] / (self.counts[c] - 1).clamp(min=1)
+
+    @property
+    def observed(self) -> list[int]:
+        """The classes that have rows."""
+        found: list[int] = self.counts.nonzero().flatten().tolist()
+        return found
+
+
+def draw_features(
+    gaussians: Iterable[tuple[Tensor, Tensor]],  # (width,) mean and (width, width) regular covariance of each class
+    count: int,  # of each class
+    rng: torch.Generator,
+) -> Tensor:  # (classes * count, width), class by class
+    """Gaussian replay: mean + L z with L L^T = Sigma and z ~ N(0, I)."""
+    drawn = []
+    for mean, covariance in gaussians:
+        z = torch.randn(count, len(mean), generator=rng, dtype=torch.float64).to(mean)
+        drawn.append(mean + z @ torch.linalg.cholesky(covariance).T)
+    return torch.cat(drawn)
 
 
 def class_gaussians(
@@ -9,8 +89,8 @@ def class_gaussians(
     targets: Tensor,  # (rows,) class ids
     classes: range,  # each has at least one row
 ) -> tuple[Tensor, Tensor]:  # (len(classes), width) means, (width, width) covariance
-    """The mean of each class, and the average of the classes' covariances (n - 1 in the denominator; a class of one
-    row has none)."""
+    """The mean of each class, and the average of the classes' covariances (n - 1 in the denominator; a class with one
+    row has no covariance)."""
     means, covariances = [], []
     for c in classes:
         own = features[targets == c]
@@ -24,7 +104,7 @@ def shrunk_factor(
     covariance: Tensor,  # (width, width)
     kept: float = 0.8,
 ) -> Tensor:  # (width, width) lower triangular
-    """The Cholesky factor L of kept Sigma + (1 - kept) I, which is regular also for fewer rows than dimensions."""
+    """The Cholesky factor L of kept Sigma + (1 - kept) I, which is regular even with fewer rows than dimensions."""
     identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
     factor: Tensor = torch.linalg.cholesky(kept * covariance + (1 - kept) * identity)
     return factor

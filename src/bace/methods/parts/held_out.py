@@ -1,4 +1,4 @@
-"""Methods that keep a part of their memory out of training, to fit something on it afterwards."""
+"""Methods that hold out a part of their memory from training, to fit something on it afterwards."""
 
 import math
 from typing import Any
@@ -16,19 +16,19 @@ from bace.randomness import generator
 
 
 class HoldOut(Method):
-    """While `holds_out` is set, a tenth (rounded up) of each class's share of the memory is never trained on: it is set
-    aside before its task is learned, and kept in `held` beside the memory, within the same budget. A share of one
-    example cannot be divided: `check_share` refuses it, or, where a subclass allows it, nothing is held out."""
+    """While `holds_out` is set, a tenth (rounded up) of each class's share of the memory is never trained on. It is set
+    aside before its task is learned and kept in `held` beside the memory, within the same budget. A share of one
+    example cannot be divided: `check_share` refuses it, or, if a subclass allows it, nothing is held out."""
 
     uses_memory = True
     holds_out: bool = False
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)  # of what a subclass is besides
+        super().__init__(**settings)  # the settings of the other base classes
         self.held = Memory()
 
     def build(self, model: Model) -> Model:
-        if self.holds_out and len(self.stream):  # refuse now what would fail at the last task
+        if self.holds_out and len(self.stream):  # refuse now a quota that would fail at the last task
             self.check_share(self.quota(self.stream[-1]))
         return super().build(model)
 
@@ -39,7 +39,7 @@ class HoldOut(Method):
         spare = self.spare(quota)
         chosen = self.choose(self.trained(task), task, max(quota - spare, 1))
         self.memory.fill(chosen, task.index, quota - spare, generator(self.now.seed, "missing", task.index))
-        # `held` has no size of its own: with nothing to spare it is emptied
+        # `held` has no size of its own; if nothing is held out, it becomes empty
         self.held.fill(self.choose_held(task), task.index, spare, generator(self.now.seed, "missing", task.index))
 
     def trained(self, task: Task) -> Tensor:  # (examples,)
@@ -48,19 +48,19 @@ class HoldOut(Method):
         return task.train[~torch.isin(task.train, torch.cat([NO_IDS, *self.choose_held(task).values()]))]
 
     def choose_held(self, task: Task) -> dict[int, Tensor]:
-        """Examples of each new class that training never sees; a sentence stands for one of the types it shows."""
+        """Examples of each new class that training never sees; a sentence counts for one of the types it shows."""
         quota = self.quota(task)
         self.check_share(quota)
         members = self.stream.by_group(task.train)
         left = {group: set(examples.tolist()) for group, examples in members.items()}
         held = {}
         for group, examples in members.items():
-            count = self.spare(min(quota, len(examples)))  # a class cannot have a larger share than it has examples
+            count = self.spare(min(quota, len(examples)))  # a share cannot exceed the class's examples
             shuffle = torch.randperm(len(examples), generator=generator(self.now.seed, "held", task.index, group))
             picked: list[int] = []
             for example in examples[shuffle].tolist():
                 shows = [others for others in left.values() if example in others]
-                # not taken already, and no class loses the last example that it is trained on
+                # examples that are not taken yet; every class keeps at least one example to train on
                 if len(picked) < count and shows and all(len(others) > 1 for others in shows):
                     picked.append(example)
                     for others in shows:
@@ -69,12 +69,12 @@ class HoldOut(Method):
         return held
 
     def spare(self, quota: int) -> int:
-        """How many of a class's `quota` examples are held out."""
+        """The number of held-out examples among a class's `quota` examples."""
         return math.ceil(quota / 10) if quota > 1 else 0
 
     def check_share(self, quota: int) -> None:
         """Refuse a quota that leaves nothing to hold out."""
         if quota < 2:
             raise ConfigError(
-                f"{self.title}'s bias correction holds out memory examples: {quota} a class is too few, use at least 2"
+                f"{self.title}'s bias correction holds out memory examples: {quota} per class is too few, use 2 or more"
             )

@@ -1,4 +1,4 @@
-"""Formulas that several methods share, each once, with its equation."""
+"""Formulas that several methods share, each with its equation."""
 
 import math
 from typing import Literal
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.methods.parts.neighbours import Near
+from bace.methods.parts.neighbours import Neighbourhood
 
 
 def distillation(
@@ -18,20 +18,20 @@ def distillation(
     direction: Literal["forward", "reverse"] = "forward",
     tau: float = 1.0,
     reduction: Literal["batchmean", "mean"] = "batchmean",
-    weights: Tensor | None = None,  # (rows,) how much each row counts; default: 1
+    weights: Tensor | None = None,  # (rows,) weight of each row; default: 1
 ) -> Tensor:  # ()
-    """The divergence of student P and teacher P0 over the teacher's columns, a mean over rows.
+    """The divergence of student P and teacher P0 over the teacher's columns, as a mean over rows.
 
     `forward`: KL(P0 || P) = sum_c P0_c (log P0_c - log P_c).  `reverse`: KL(P || P0) = sum_c P_c (log P_c - log P0_c).
     `renorm`: P = softmax(z_old / tau), renormalised over the old columns (LwF, BiC).
-    `slice`: P = softmax(z / tau) over all columns, cut to the old ones, so that it also acts on their mass m:
+    `slice`: P = softmax(z / tau) over all columns, sliced to the old ones, so that it also acts on their mass m:
     forward it equals renorm - log m, reverse m renorm + m log m (docs/bace.md, 3.1).
     For tau != 1 the value is multiplied by tau^2. `mean` also divides by the number of old columns.
     """
     old = log_teacher.shape[1]
     scaled = student / tau
     log_student = F.log_softmax(scaled, 1)[:, :old] if mode == "slice" else F.log_softmax(scaled[:, :old], 1)
-    # kl_div(log q, p) = p (log p - log q), where a p of 0 makes a term of 0; but its gradient by that p is not finite
+    # kl_div(log q, p) = p (log p - log q), which is 0 for p = 0; but its gradient with respect to that p is not finite
     least = math.log(torch.finfo(student.dtype).tiny)
     log_q, p = log_student, log_teacher.exp()
     if direction == "reverse":
@@ -50,7 +50,7 @@ def soft_cross_entropy(
 ) -> Tensor:  # ()
     """KD(z, z'; T): mean over rows of -sum_c softmax(z'/T)_c log softmax(z/T)_c, without a factor T^2.
 
-    The gradient is that of KL(teacher || student); the value is larger by the teacher's entropy."""
+    The gradient equals that of KL(teacher || student); the value is larger by the teacher's entropy."""
     return -(F.softmax(teacher.detach() / tau, 1) * F.log_softmax(student / tau, 1)).sum(1).mean()
 
 
@@ -58,20 +58,20 @@ def feature_cosine(
     student: Tensor,  # (rows, width)
     teacher: Tensor,  # (rows, width)
 ) -> Tensor:  # ()
-    """Mean over rows of 1 - cos(h, h'): the direction of a feature is kept, its length is free (LUCIR, PODNet)."""
+    """Mean over rows of 1 - cos(h, h'): it preserves the direction of a feature, not its length (LUCIR, PODNet)."""
     return (1 - F.cosine_similarity(student, teacher.detach(), dim=-1)).mean()
 
 
 def margin_ranking(
     scores: Tensor,  # (rows, classes), not scaled
     targets: Tensor,  # (rows,)
-    old: int,  # how many of the classes are old ones
+    old: int,  # number of old classes
     *,
     k: int,
     margin: float,
 ) -> Tensor:  # ()
-    """Mean over the rows of old classes, and over the k (or as many as there are) new classes j of highest score, of
-    max(0, margin - s_y + s_j) (LUCIR). 0 if no row is of an old class."""
+    """The mean of max(0, margin - s_y + s_j) over the rows of old classes and over the (at most) k new classes j with
+    the highest score (LUCIR). 0 if no row belongs to an old class."""
     mine = targets < old
     true = scores[mine].gather(1, targets[mine, None])
     hardest = scores[mine, old:].topk(min(k, scores.shape[1] - old), dim=1).values
@@ -83,11 +83,11 @@ def nca(
     targets: Tensor,  # (rows,)
     margin: Tensor | float | None = None,
 ) -> Tensor:  # ()
-    """PODNet's classification loss, with a `margin` (of scaled scores) as its paper writes it: mean over rows of
+    """PODNet's classification loss. With a `margin` (of scaled scores) it is as in the paper: mean over rows of
     max(0, -(z_y - margin) + log sum_{j != y} exp(z_j)).
 
-    Without one as its code computes it, where the margin is subtracted from all scores and so cancels, and the excluded
-    true class still adds exp(0): mean of -u_y + log(1 + sum_{j != y} exp(u_j)), u = z - max_j z_j.
+    Without a margin it is as in the code, which subtracts the margin from all scores, so that it cancels out, and where
+    the excluded true class still adds exp(0): mean of -u_y + log(1 + sum_{j != y} exp(u_j)), u = z - max_j z_j.
     """
     true = F.one_hot(targets, logits.shape[1]).bool()
     if margin is None:
@@ -100,16 +100,16 @@ def pooled_distance(
     student: Tensor,  # (examples, any)
     teacher: Tensor,  # (examples, any)
 ) -> Tensor:  # ()
-    """Mean over examples of | a/|a| - a'/|a'| |, for what was pooled from a layer (PODNet's POD-spatial)."""
+    """Mean over examples of | a/|a| - a'/|a'| |, for the pooled outputs of a layer (PODNet's POD-spatial)."""
     difference = F.normalize(student, dim=1) - F.normalize(teacher.detach(), dim=1)
-    distance: Tensor = torch.linalg.vector_norm(difference, dim=1)  # its gradient at 0, where a task starts, is 0
+    distance: Tensor = torch.linalg.vector_norm(difference, dim=1)  # a task starts at 0, where the gradient is 0
     return distance.mean()
 
 
 def mixture(
     logits: Tensor,  # (rows, classes) of the anchors
     beside: Tensor,  # (passed, classes) of their neighbours
-    near: Near,
+    near: Neighbourhood,
 ) -> Tensor:  # (rows, classes)
     """W_0 S(x) + sum_j W_j S(x_j): the probabilities that a row and its neighbours predict jointly (DDE, BaCE)."""
     mixed = near.log_weights.exp()[:, :, None] * F.softmax(beside, 1)[near.position]  # (rows, K, classes)
@@ -135,8 +135,8 @@ def neighbour_log_weights(
 ) -> tuple[Tensor, Tensor]:  # (rows,) log W(x, x), (rows, K) log W(x_j, x)
     """W_0 for the anchor and (1 - W_0) (1/d_j) / sum_i (1/d_i) for its neighbours (docs/bace.md 2).
 
-    Distances are clamped at 1e-6, so a duplicate takes nearly all of 1 - W_0 instead of dividing by zero. A row
-    without any neighbour is predicted alone: W_0 = 1.
+    Distances are clamped at 1e-6, so a duplicate takes nearly all of 1 - W_0 instead of causing a division by zero. A
+    row without neighbours is predicted alone: W_0 = 1.
     """
     closeness = torch.zeros_like(distances) if uniform else -torch.log(distances.clamp(min=1e-6))
     closeness = closeness.masked_fill(torch.isinf(distances), -math.inf)
@@ -165,10 +165,11 @@ def supervised_contrast(
     tau: float,
     base: float = 0.07,
 ) -> Tensor:  # ()
-    """Co2L's asymmetric contrast: tau/base times the mean over all rows i, those that are no anchors counting 0, of
+    """Co2L's asymmetric contrast: tau/base times the mean over all rows i, where rows that are not anchors count 0, of
     -mean over p (same label, p != i) of log( exp(u_i.u_p / tau) / sum_{a != i} exp(u_i.u_a / tau) ).
 
-    With anchors everywhere it is Khosla et al.'s supervised contrast. A row without any other of its label counts 0."""
+    If all rows are anchors, it is Khosla et al.'s supervised contrast. A row without another row of its label counts
+    0."""
     positive = (targets[:, None] == targets).fill_diagonal_(False)
     log_share = _log_shares(embeddings, tau).masked_fill(~positive, 0.0)
     mean = log_share.sum(1) / positive.sum(1).clamp(min=1)

@@ -1,4 +1,4 @@
-"""How a method that mixes the memory into its steps does so."""
+"""How methods mix the memory into their steps."""
 
 from dataclasses import dataclass
 from typing import Literal, TypedDict
@@ -8,7 +8,7 @@ Reduction = Literal["sum", "joint"]
 
 
 class ReplayOptions(TypedDict, total=False):
-    """The settings of a policy, as methods take and pass them on."""
+    """The settings of a replay policy, which methods take and pass on."""
 
     mode: Mode
     reduction: Reduction
@@ -16,19 +16,19 @@ class ReplayOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Replay:
-    """A policy: whether replayed rows come in a batch of their own, and how many means the loss is the sum of."""
+    """A replay policy: whether replayed rows come in a separate batch, and over how many means the loss is summed."""
 
     mode: Mode = "batch"
     reduction: Reduction = "sum"
 
     def parts(self, new: int, rows: int) -> dict[str, slice]:
-        """The rows that each term of the loss is a mean over, of `rows` rows of which the first `new` are new. A term
-        without rows is left out."""
+        """The rows of each mean in the loss, given `rows` rows of which the first `new` are new. A mean without rows is
+        left out."""
         parts = {"new": slice(new), "replay": slice(new, rows)} if self.reduction == "sum" else {"new": slice(rows)}
         return {name: part for name, part in parts.items() if part.stop > (part.start or 0)}
 
     def count_means(self, new: int, rows: int) -> int:
-        """How many means the cross-entropy is the sum of. A published loss is one mean over the batch, and the weights
-        of its other terms are relative to that: each of these that is one mean, of whatever rows, is multiplied by this
-        number, or the sum of two means would halve its weight."""
+        """The number of means in the cross-entropy. A published loss has one mean over the batch, and the weights of
+        its other terms are relative to it. Each other term that is one mean is therefore multiplied by this number; the
+        sum of two means would otherwise halve its weight."""
         return len(self.parts(new, rows))

@@ -1,4 +1,4 @@
-"""Updates that are allowed only in part, whatever the optimiser."""
+"""Masks of updates that work with any optimiser."""
 
 from collections.abc import Iterable
 
@@ -7,21 +7,21 @@ from torch import Tensor
 
 
 class DeltaMask:
-    """p <- p_old + mask (p_new - p_old): each weight takes as much of the optimiser's step as its mask says, none of
-    it at 0, twice as much at 2.
+    """p <- p_old + mask (p_new - p_old): the mask of a weight is the factor of its step, so it does not move at
+    0 and moves twice as far at 2.
 
-    Masking gradients does not hold a weight: momentum, Adam's averages and weight decay move it without one. Masking
-    the step itself does. Where a mask is 0 the weight keeps every bit.
+    Masking the gradient would not stop a weight: momentum, Adam's averages and weight decay move it without a gradient.
+    Masking the step stops it. Where a mask is 0, the weight keeps every bit.
 
     Call `before_step` and `after_step` from the method's hooks of these names.
     """
 
     def __init__(
         self,
-        masks: Iterable[tuple[Tensor, Tensor]] = (),  # parameters, each with a mask of its shape
+        masks: Iterable[tuple[Tensor, Tensor]] = (),  # parameters, each with a mask of the same shape
     ) -> None:
         self.masks = list(masks)
-        self.old: list[Tensor] = []  # of one step
+        self.old: list[Tensor] = []  # the values before the step
 
     @torch.no_grad()
     def before_step(self) -> None:

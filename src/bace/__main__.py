@@ -1,0 +1,7 @@
+"""python -m bace"""
+
+import sys
+
+from bace.cli.main import main
+
+sys.exit(main())

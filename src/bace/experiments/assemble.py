@@ -1,0 +1,134 @@
+"""From a configuration to a method with its network and memory, on a stream."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import torch
+
+from bace.config.schema import Config
+from bace.core.memory import Memory
+from bace.core.method import Method
+from bace.core.position import Position
+from bace.core.stream import Stream
+from bace.data.benchmarks import find_benchmark
+from bace.data.cut import cut_of
+from bace.data.modalities import MODALITIES
+from bace.errors import ConfigError
+from bace.experiments.stream import make_stream
+from bace.methods import find_method
+from bace.models.adapters import add_adapters
+from bace.models.backbones import OWN
+from bace.models.encoder import Encoder, PassCounter, freeze_prefix
+from bace.models.frozen_prefix import PrefixCaches
+from bace.models.heads import CosineHead, Head, LinearHead
+from bace.models.loading import load_encoder
+from bace.models.model import Model
+from bace.models.text_encoder import keep_prefix
+from bace.randomness import generator
+
+
+def assemble(config: Config, caches: PrefixCaches | None = None) -> tuple[Method, Stream]:
+    """The method and the stream of a configuration, attached to each other."""
+    benchmark = find_benchmark(str(config.benchmark["name"]))
+    prepare_torch(config)
+    method = make_method(config, benchmark.modality)
+    cut = cut_of(config)
+    parts = benchmark.parts(cut)  # before a backbone is fetched: the path may be wrong
+    encoder = load_backbone(config)
+    stream = make_stream(parts, cut, encoder, config.backbone.name, config.seed)
+    attach(method, stream, config, encoder, caches)
+    return method, stream
+
+
+def method_on(stream: Stream, config: Config, encoder: Encoder | None = None) -> Method:
+    """The method of a configuration on a stream that is there already; `encoder`: the backbone, if it is loaded."""
+    prepare_torch(config)
+    method = make_method(config, stream.modality.name)
+    attach(method, stream, config, encoder or load_backbone(config))
+    return method
+
+
+def make_method(config: Config, modality: str) -> Method:
+    found = find_method(str(config.method["name"]))
+    if modality not in found.modalities:
+        why = f" ({found.card.o_rows})" if found.card and MODALITIES[modality].background is not None else ""
+        raise ConfigError(
+            f"{found.title} is not defined for {modality} data{why}: it works on {', '.join(sorted(found.modalities))}"
+        )
+    return found(**{k: v for k, v in config.method.items() if k != "name"})
+
+
+def load_backbone(config: Config) -> Encoder:
+    own = OWN.get(config.backbone.name)
+    return own() if own else load_encoder(config.backbone.name, image_size=config.backbone.image_size)
+
+
+def attach(
+    method: Method, stream: Stream, config: Config, encoder: Encoder, caches: PrefixCaches | None = None
+) -> None:
+    """Give a method its stream, memory and network."""
+    device = torch.device(device_name(config.train.device))
+    passes, caches = PassCounter(), caches or PrefixCaches()  # the run's networks share both
+
+    def model_of(encoder: Encoder) -> Model:
+        encoder.passes = passes
+        return make_model(encoder, config, caches).to(device)
+
+    stream.device = device
+    method.stream, method.training_settings, method.now = stream, config.train, Position(config.seed)
+    method.memory = Memory(**dataclasses.asdict(config.memory))
+    check_memory(method)
+    method.fresh_model = lambda: model_of(load_backbone(config))
+    method.model = method.build(model_of(encoder))
+    method.to(device)
+    for memory in method.memories():
+        memory.cpu()  # ids, not numbers to compute with
+
+
+def check_memory(method: Method) -> None:
+    """Say before training, not after the last task, that the memory cannot hold one example of each class."""
+    if method.uses_memory and len(method.stream):
+        method.quota(method.stream[-1])
+
+
+def make_model(encoder: Encoder, config: Config, caches: PrefixCaches) -> Model:
+    if config.backbone.adapter:
+        add_adapters(encoder, config.backbone.adapter, generator(config.seed, "adapters"))
+    if config.backbone.freeze:
+        freeze_prefix(encoder, config.backbone.freeze)
+    precision = torch.bfloat16 if config.train.precision == "bfloat16" else torch.float32
+    if config.backbone.cache:
+        keep_prefix(encoder, config.backbone.cache, precision, caches)
+    head: Head
+    if config.head.kind == "cosine":
+        head = CosineHead(encoder.width, config.head.sigma_init, config.head.sigma_learn)
+    else:
+        head = LinearHead(encoder.width)
+    return Model(encoder, head, precision)
+
+
+def device_name(wanted: str) -> str:
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].partition(":")[0]
+        reason = "no such device" if reason.startswith("Expected one of") else reason
+        raise ConfigError(f"train.device '{wanted}' cannot be used here ({reason}): use auto, cpu or cuda") from error
+    return wanted
+
+
+def prepare_torch(config: Config) -> None:
+    """Threads, determinism, and a check that the precision asked for does not kill the process."""
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, changes nothing here
+    if config.train.precision == "bfloat16" and device_name(config.train.device) == "cpu":
+        probe = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))"
+        if subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode:
+            raise ConfigError("train.precision bfloat16 does not work on this CPU (probed): use float32")

@@ -1,0 +1,121 @@
+"""APER: adapt and merge, first called ADAM.
+
+Zhou, Cai, Ye, Zhan, Liu, "Revisiting Class-Incremental Learning with Pre-Trained Models: Generalizability and
+Adaptivity are All You Need", 2023 (IJCV 2024).
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bace.core.method import Card, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
+from bace.methods.parts.gaussians import ClassStatistics
+from bace.methods.parts.one_pass import OnePass
+from bace.methods.parts.prototypes import cosines
+from bace.methods.parts.tuning import begin_tuning, check_tuning, local_validation_loss, tuning_stage
+from bace.models.additions import Additions
+from bace.models.model import Model
+from bace.models.parallel_adapters import ParallelAdapters
+from bace.models.prompts import DeepPrompts
+from bace.models.scale_shift import ScalesAndShifts
+
+
+class APER(OnePass):
+    """Tune something small in the frozen encoder on the first task, and nothing from then on. Classes are told apart by
+    their mean features, which are those of the encoder as it was beside those of the tuned one.
+
+    Args:
+        tuning: what is tuned: an `adapter` beside the MLP of each block, `prompt` tokens before each block, or a
+            `scale-shift` of every linear map and LayerNorm.
+        hidden: units in the bottleneck of an adapter.
+        length: prompt tokens before each block.
+        concatenate: the features of both encoders; otherwise those of the tuned one alone.
+        tune_epochs: epochs of the tuning; the run's train.epochs, lr and batch_size are not used.
+        tune_lr: its learning rate, which falls to 0 by a cosine.
+        tune_batch: examples in a step of it.
+    """
+
+    title = "APER"
+    paper = (
+        "Zhou et al., Revisiting Class-Incremental Learning with Pre-Trained Models: Generalizability and Adaptivity "
+        "are All You Need, 2023 (IJCV 2024)"
+    )
+    takes_o = False
+    cost = Passes(0, task=2)
+    card = Card(
+        mechanism="adapters, prompts or scales tuned on the first task; class means of frozen and tuned features",
+        besides="prediction: 2 passes. The first task: 3 new in each of its epochs",
+        o_rows="refused: the words labelled O have no one mean, and the first task would tune the features to it",
+        reading="a cosine head with a scale that starts at 1 for the tuning, as the authors have it, over clean means "
+        "afterwards; prompts of every block's own (VPT-deep), which start as its authors' do (APER's: at 0, where a "
+        "LayerNorm has no gradient worth the name); scales and shifts start at N(1, 0.02) and N(0, 0.02)",
+    )
+
+    additions: Additions
+
+    def __init__(
+        self,
+        tuning: Literal["adapter", "prompt", "scale-shift"] = "adapter",
+        hidden: int = 64,
+        length: int = 5,
+        concatenate: bool = True,
+        tune_epochs: int = 20,
+        tune_lr: float = 0.01,
+        tune_batch: int = 48,
+    ) -> None:
+        super().__init__()
+        check_tuning(self.title, tune_epochs, tune_lr, tune_batch)
+        self.tuning, self.hidden, self.length, self.concatenate = tuning, hidden, length, concatenate
+        self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.statistics = ClassStatistics(scatter=False)
+
+    def build(self, model: Model) -> Model:
+        if self.tuning == "adapter":
+            self.additions = ParallelAdapters(model.encoder, self.hidden)
+        elif self.tuning == "prompt":
+            self.additions = DeepPrompts(model.encoder, self.length)
+        else:
+            self.additions = ScalesAndShifts(model.encoder)
+        return model
+
+    def needs(self, task: int) -> tuple[int, int]:
+        kept, _ = super().needs(task)
+        return kept + self.additions.missing(1), 0 if task else self.additions.size
+
+    def grow(self, task: Task) -> None:
+        if task.index == 0:
+            begin_tuning(self, task, self.additions)
+        width = self.model.encoder.width
+        self.statistics.grow(len(task.classes), 2 * width if self.concatenate else width)
+
+    # -- the first task
+
+    def stages(self, task: Task) -> list[Stage]:
+        means = super().stages(task)
+        if task.index:
+            return means
+        epochs, lr, batch = self.tune_epochs, self.tune_lr, self.tune_batch
+        return [tuning_stage(self, task, self.additions, epochs=epochs, lr=lr, batch_size=batch), *means]
+
+    def validation_loss(self, examples: Tensor) -> float:
+        return local_validation_loss(self, self.stream[self.now.task], examples)
+
+    # -- every task
+
+    def features(self, batch: Batch) -> Tensor:  # (rows, width)
+        """[f ; f*], of the frozen encoder and of the tuned one."""
+        tuned = super().features(batch)
+        if not self.concatenate:
+            return tuned
+        with self.additions.of():
+            return torch.cat([super().features(batch), tuned], 1)
+
+    def observe(self, x: Tensor, y: Tensor) -> None:  # (rows, width), (rows,)
+        self.statistics.observe(x, y)
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
+        """cos([f ; f*], mu_c)."""
+        return cosines(self.features(batch), self.statistics.means)

@@ -1,0 +1,124 @@
+"""EASE: expandable subspace ensemble.
+
+Zhou, Sun, Ye, Zhan, "Expandable Subspace Ensemble for Pre-Trained Model-Based Class-Incremental Learning", CVPR 2024.
+"""
+
+import torch
+from torch import Tensor
+
+from bace.core.method import Card, Method, Passes, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
+from bace.errors import ConfigError
+from bace.methods.parts.prototypes import class_means, cosines
+from bace.methods.parts.tuning import begin_tuning, check_tuning, local_validation_loss, tuning_stage
+from bace.models.model import Model, parameter_count
+from bace.models.parallel_adapters import ParallelAdapters
+
+
+class EASE(Method):
+    """Tune new adapters for every task and keep them for good: each task has a feature space of its own. A class has a
+    prototype in every space; in those that came after it, one is made from the classes that were seen there.
+
+    Args:
+        alpha: weight of the spaces of other tasks, shared by the t tasks so far; that of a class's own space is 1.
+        hidden: units in the bottleneck of an adapter.
+        tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
+        tune_lr: learning rate, which falls to 0 by a cosine.
+        tune_batch: examples in a step.
+    """
+
+    title = "EASE"
+    paper = (
+        "Zhou et al., Expandable Subspace Ensemble for Pre-Trained Model-Based Class-Incremental Learning, CVPR 2024"
+    )
+    takes_o = False
+    growing_head = False
+    one_encoder = False
+    card = Card(
+        mechanism="adapters of each task's own, kept; prototypes in all spaces, those in later ones made by similarity",
+        besides="once a pass for each task so far (3 for three tasks), and so in prediction; every task adds adapters",
+        o_rows="refused: O belongs to no task, so it has no space of its own",
+        stages=("tune",),
+        reading="a cosine head with a scale that starts at 1 for the tuning, as the authors have it; prototypes in "
+        "later spaces are made anew after every task, from all classes seen there (their `recalc_sim`)",
+    )
+
+    adapters: ParallelAdapters
+    prototypes: Tensor  # (classes, tasks, width)
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        hidden: int = 64,
+        tune_epochs: int = 20,
+        tune_lr: float = 0.025,
+        tune_batch: int = 48,
+    ) -> None:
+        super().__init__()
+        check_tuning(self.title, tune_epochs, tune_lr, tune_batch)
+        if alpha < 0:
+            raise ConfigError(f"EASE: alpha ({alpha}) must be at least 0; 0 leaves the spaces of other tasks out")
+        self.alpha, self.hidden = alpha, hidden
+        self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.cost = Passes(3, task=3, epochs=tune_epochs)
+        self.register_buffer("prototypes", torch.zeros(0, 0, 0))
+
+    def build(self, model: Model) -> Model:
+        self.adapters = ParallelAdapters(model.encoder, self.hidden)
+        return model
+
+    def needs(self, task: int) -> tuple[int, int]:
+        return parameter_count(self.model.encoder) + self.adapters.missing(task + 1), self.adapters.size
+
+    def grow(self, task: Task) -> None:
+        begin_tuning(self, task, self.adapters)
+        grown = torch.zeros(task.classes.stop, task.index + 1, self.model.encoder.width, device=self.stream.device)
+        if task.index:
+            grown[: task.classes.start, :-1] = self.prototypes
+        self.prototypes = grown
+
+    def stages(self, task: Task) -> list[Stage]:
+        epochs, lr, batch = self.tune_epochs, self.tune_lr, self.tune_batch
+        return [tuning_stage(self, task, self.adapters, epochs=epochs, lr=lr, batch_size=batch)]
+
+    def validation_loss(self, examples: Tensor) -> float:
+        return local_validation_loss(self, self.stream[self.now.task], examples)
+
+    # -- prototypes
+
+    def after_task(self, task: Task) -> None:
+        """Those of the task's classes in all spaces, and then all that no example can give."""
+        examples = self.trained(task)
+        targets = self.stream.labels(examples)[1]
+        for j in range(task.index + 1):
+            with self.adapters.of(j):
+                means = class_means(self.outputs(examples).features, targets, task.classes)
+            self.prototypes[task.classes.start :, j] = means.to(self.prototypes)
+        complete(self.prototypes, [earlier.classes for earlier in self.stream[: task.index + 1]])
+
+    @torch.inference_mode()
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
+        """sum_j w_ij cos(f_j, p_cj) for a class c of task i, with w_ii = 1 and otherwise w_ij = alpha / t."""
+        tasks = self.prototypes.shape[1]
+        scores = torch.zeros(len(batch), len(self.prototypes), device=self.prototypes.device)
+        for j in range(tasks):
+            weight = torch.full((len(self.prototypes),), self.alpha / tasks, device=scores.device)
+            weight[list(self.stream[j].classes)] = 1.0
+            with self.adapters.of(j):
+                scores += weight * cosines(self.model(batch).features, self.prototypes[:, j])
+        return scores
+
+
+def complete(
+    prototypes: Tensor,  # (classes, tasks, width), changed in place
+    tasks: list[range],  # their classes
+) -> None:
+    """p_cj of the classes c of task i in a later space j, of whose data there were none then: the classes of task j and
+    after it have prototypes in both spaces, and p_cj is their mean in space j, weighted by how similar they are to c in
+    space i: P_ij = softmax(cos(P_ii, P_{>=j, i})) P_{>=j, j}."""
+    for i, old in enumerate(tasks):
+        for j in range(i + 1, len(tasks)):
+            own, later = slice(old.start, old.stop), slice(tasks[j].start, None)
+            similar = cosines(prototypes[own, i], prototypes[later, i]).softmax(1)  # (old, later classes)
+            prototypes[own, j] = similar @ prototypes[later, j]

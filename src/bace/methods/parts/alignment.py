@@ -1,0 +1,144 @@
+"""Classifier alignment: heads learned task by task are made to agree on features drawn from the classes' Gaussians.
+
+Zhang et al., SLCA, ICCV 2023.
+"""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.core.method import Method, Stage
+from bace.core.stream import Task
+from bace.data.batch import Batch
+from bace.errors import ConfigError
+from bace.methods.parts.gaussians import ClassStatistics, draw_features
+from bace.methods.parts.tuning import cosine
+from bace.models.heads import Head
+
+
+class Alignment(Method):
+    """After a task mean and covariance of its classes' features are stored; from the second one on a copy of the head,
+    `aligned`, is then trained on features drawn from all classes. It predicts; the next task goes on from the head.
+
+    Args:
+        align_epochs: of the alignment; 0 leaves it out.
+        align_lr: its learning rate, which falls to 0 by a cosine.
+        samples: features drawn of each class in an epoch, and in a batch of all of them.
+        logit_norm: temperature of the normalised logits; 0: the logits as they are.
+        weight_decay: on weights.
+    """
+
+    aligned: Head | None
+
+    def __init__(
+        self, align_epochs: int, align_lr: float, samples: int, logit_norm: float, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__()
+        if min(align_epochs, weight_decay, logit_norm) < 0 or samples < 1 or align_lr <= 0:
+            raise ConfigError(
+                f"{self.title}: align_epochs ({align_epochs}), weight_decay ({weight_decay}) and logit_norm "
+                f"({logit_norm}) must be at least 0, samples ({samples}) at least 1, align_lr ({align_lr}) above 0"
+            )
+        self.align_epochs, self.align_lr, self.weight_decay = align_epochs, align_lr, weight_decay
+        self.samples, self.logit_norm = samples, logit_norm
+        self.statistics = ClassStatistics()
+        self.aligned = None
+        self.replayed = torch.zeros(0), torch.zeros(0)  # an epoch's features and classes, in random order
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        self.statistics.grow(len(task.classes), self.model.head.width)
+
+    def needs(self, task: int) -> tuple[int, int]:
+        kept, trained = super().needs(task)
+        return kept + 2 * self.stream[task].classes.stop * self.model.head.width**2, trained  # double precision
+
+    # -- statistics of the task's classes
+
+    def statistics_stage(self, task: Task) -> Stage:
+        return self.stage(task, name="statistics", loss=self.describe, epochs=1, optimise=False, augment=False)
+
+    def describe(self, batch: Batch) -> None:
+        self.statistics.observe(self.peek([batch]).features.double(), batch.targets)
+
+    # -- the alignment
+
+    def alignment_stages(self, task: Task) -> list[Stage]:
+        """None in the first task: there is nothing to agree with."""
+        if not (task.index and self.align_epochs):
+            return []
+        stage = self.stage(
+            task,
+            name="align",
+            loss=self.align_loss,
+            epochs=self.align_epochs,
+            batch_size=self.samples,
+            examples=lambda: self.places(task),
+            module=self.aligned_head,
+            groups=lambda: {"head": self.aligned_head().parameters()},
+            cached=True,
+            optimiser="sgd",
+            momentum=0.9,
+            weight_decay=self.weight_decay,
+            lr=self.align_lr,
+            schedule=cosine(self.align_epochs),
+            structure=self.copy_head,
+        )
+        return [stage]
+
+    def places(self, task: Task) -> Tensor:  # (samples of all classes,) ids
+        """One for each feature that an epoch draws: batches are made of those, and the ids only count them."""
+        trained = self.trained(task)
+        return trained[torch.arange(self.samples * len(self.statistics.observed)) % len(trained)]
+
+    def copy_head(self) -> None:
+        self.aligned = copy.deepcopy(self.model.head)
+
+    def aligned_head(self) -> Head:
+        assert self.aligned is not None
+        return self.aligned
+
+    def before_epoch(self, stage: Stage) -> None:
+        super().before_epoch(stage)
+        if stage.name == "align":
+            self.replayed = self.draw(self.now.rng("features"))
+
+    def draw(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:  # (samples, width), (samples,)
+        """`samples` features of each class, from N(mu_c, S_c) as `gaussian` gives them, in random order."""
+        classes = self.statistics.observed
+        features = draw_features((self.gaussian(c) for c in classes), self.samples, rng)
+        targets = torch.tensor(classes).repeat_interleave(self.samples).to(features.device)
+        order = torch.randperm(len(targets), generator=rng).to(features.device)
+        return features[order].to(self.model.head.weight), targets[order]
+
+    def gaussian(self, c: int) -> tuple[Tensor, Tensor]:  # (width,), (width, width)
+        """What is drawn from for a class: its mean, and its covariance, made regular."""
+        raise NotImplementedError
+
+    def align_loss(self, batch: Batch) -> Tensor:
+        features, targets = (part[self.now.step * self.samples :][: self.samples] for part in self.replayed)
+        logits = self.aligned_head()(features)
+        if self.logit_norm:
+            sizes = [len(task.classes) for task in self.stream[: self.now.task + 1]]
+            logits = normalised(logits, sizes) / self.logit_norm
+        return F.cross_entropy(logits, targets)
+
+    # -- prediction
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
+        with torch.inference_mode():
+            out = self.model(batch)
+            scores: Tensor = out.logits if self.aligned is None else self.aligned(out.features)
+        return scores
+
+    def transfer_scores(self, features: Tensor, head: Head) -> Tensor:  # (rows, width) -> (rows, seen and new classes)
+        logits = super().transfer_scores(features, head)
+        return logits if self.aligned is None else torch.cat([self.aligned(features), logits[:, self.now.known :]], 1)
+
+
+def normalised(logits: Tensor, sizes: list[int]) -> Tensor:  # (rows, classes) -> (rows, classes)
+    """z / n, n the mean over tasks of |z_task|, for tasks of these numbers of classes."""
+    norms = torch.stack([part.norm(dim=1) for part in logits.split(sizes, 1)])  # (tasks, rows)
+    return logits / norms.mean(0).clamp(min=1e-7)[:, None]

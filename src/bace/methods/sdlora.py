@@ -1,0 +1,112 @@
+"""SD-LoRA: scalable decoupled low-rank adaptation.
+
+Wu, Piao, Huang, Wang, Li, Pfister, Meng, Ma, Wei, "SD-LoRA: Scalable Decoupled Low-Rank Adaptation for Class
+Incremental Learning", ICLR 2025.
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from bace.core.method import Card, Passes, Stage
+from bace.core.stream import Task
+from bace.errors import ConfigError
+from bace.methods.parts.tuning import check_tuning
+from bace.methods.seq import SEQ
+from bace.models.encoder import Encoder
+from bace.models.lora import LoRA, LowRank
+from bace.models.model import Model, parameter_count
+from bace.randomness import generator
+
+
+class SDLoRA(SEQ):
+    """Learn for every task a low-rank change of the query and value projections. Directions of earlier tasks are fixed;
+    how far the network goes along each of them is learned anew.
+
+    Args:
+        rank: of each change.
+        magnitude: how far it goes along each direction when a task begins.
+        tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
+        tune_lr: learning rate.
+        tune_batch: examples in a step.
+    """
+
+    title = "SD-LoRA"
+    paper = "Wu et al., SD-LoRA: Scalable Decoupled Low-Rank Adaptation for Class Incremental Learning, ICLR 2025"
+    card = Card(
+        mechanism="a low-rank change for each task; fixed directions, magnitudes of all learned anew",
+        besides="every task adds a change",
+        o_rows="class 0 under cross-entropy, whose soft-max is over all seen classes then",
+        stages=("tune",),
+        reading="the authors' code: one magnitude a task for all blocks, which starts at 0.8 in every task; SGD at a "
+        "constant rate without weight decay. The run's head (the authors': linear)",
+    )
+
+    lora: "Decoupled"
+
+    def __init__(
+        self,
+        rank: int = 10,
+        magnitude: float = 0.8,
+        tune_epochs: int = 20,
+        tune_lr: float = 0.008,
+        tune_batch: int = 128,
+    ) -> None:
+        super().__init__(span="new")
+        check_tuning(self.title, tune_epochs, tune_lr, tune_batch)
+        if rank < 1:
+            raise ConfigError(f"SD-LoRA: rank ({rank}) must be at least 1")
+        self.rank, self.magnitude = rank, magnitude
+        self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.cost = Passes(3, epochs=tune_epochs)
+
+    def build(self, model: Model) -> Model:
+        self.lora = Decoupled(model.encoder, self.rank, self.magnitude)
+        return model
+
+    def needs(self, task: int) -> tuple[int, int]:
+        return parameter_count(self.model.encoder) + self.lora.missing(task + 1), self.lora.size
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        self.lora.grow(generator(self.now.seed, "additions", task.index), self.stream.device)
+
+    def stages(self, task: Task) -> list[Stage]:
+        lora, head = self.lora, self.model.head
+        stage = self.stage(
+            task,
+            name="tune",
+            epochs=self.tune_epochs,
+            batch_size=self.tune_batch,
+            groups=lambda: {"lora": [*lora.parameters_of(-1), *lora.magnitudes], "head": head.parameters()},
+            optimiser="sgd",
+            lr=self.tune_lr,
+            momentum=0.9,
+            weight_decay=0.0,
+            schedule=lambda epochs: 1.0,
+        )
+        return [stage]
+
+    def report(self) -> dict[str, float]:
+        return {f"magnitude {i + 1}": float(a) for i, a in enumerate(self.lora.magnitudes)}
+
+
+class Decoupled(LoRA):
+    """dW = sum_{i < t} a_i B_i A_i / (|B_i| |A_i|) + a_t B_t A_t, with an a_i for each set."""
+
+    def __init__(self, encoder: Encoder, rank: int, magnitude: float) -> None:
+        super().__init__(encoder, rank)
+        self.magnitude, self.magnitudes = magnitude, nn.ParameterList()  # () each
+        encoder.add_module("magnitudes", self.magnitudes)
+
+    def grow(self, generator: torch.Generator, device: torch.device) -> None:
+        super().grow(generator, device)
+        self.magnitudes.append(nn.Parameter(torch.zeros((), device=device)))
+        for a in self.magnitudes:
+            nn.init.constant_(a, self.magnitude)
+
+    def weight(self, index: int, part: LowRank) -> Tensor:
+        a = cast(Tensor, self.magnitudes[index])
+        newest = index == len(self.sets) - 1
+        return a if newest else a / (part.B.norm() * part.A.norm()).clamp(min=1e-12)

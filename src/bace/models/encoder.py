@@ -1,0 +1,190 @@
+"""A pre-trained transformer behind one surface: embed, run the blocks, finish, pool.
+
+Every family is cut into the same three parts (`embeddings`, `blocks`, `norm`), so that prompts, adapters, taps, copied
+top blocks and frozen prefixes are written once, by composing `embed`, `run_block`, `finish` and `pool`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, Literal, cast
+
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from bace.errors import ConfigError
+from bace.models.frozen_prefix import PrefixCache
+
+Modality = Literal["image", "text"]
+Site = tuple[nn.Module, str]  # a module and the name of its attribute
+
+
+@dataclass
+class PassCounter:
+    """Counts the examples that go forward through all encoders of a run; one that goes back as well counts three times.
+
+    A run gives one to its encoders; copies of them, such as teachers, share it.
+    """
+
+    total: float = 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PassCounter":
+        return self
+
+
+class Encoder(nn.Module):
+    """A pre-trained transformer, from raw inputs to one vector per token.
+
+    Attributes:
+        config: transformers' description of it.
+        width: numbers per token.
+        embeddings, blocks, norm: the three parts; `norm` is the identity where the family has no final LayerNorm.
+        frozen: how many of the lowest blocks are frozen, besides the embeddings; None if nothing is (`freeze_prefix`).
+        passes: what the run has spent on passes so far.
+        cache: what the frozen blocks made of examples that were read before, if that is kept.
+    """
+
+    modality: ClassVar[Modality]
+    movable: ClassVar[str]  # the input that a gradient can move
+    # Where things are in the transformers model: its class, whether that takes `add_pooling_layer`, and module paths.
+    transformers_class: ClassVar[str]
+    has_pooler: ClassVar[bool] = True
+    blocks_at: ClassVar[str] = "encoder.layer"
+    norm_at: ClassVar[str | None] = None
+    attention_end: str  # within a block: the Linear that ends the attention branch
+    mlp_end: str  # within a block: the Linear that ends the MLP branch
+    # within a block: the modules that take the input of the MLP branch, and put out what is added to that input
+    mlp_branch: ClassVar[tuple[str, str]]
+    query_and_value: ClassVar[tuple[str, str]]  # within a block: the Linears that make them
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.config = cast(Any, model.config)
+        self.width: int = self.config.hidden_size
+        self.embeddings = model.get_submodule("embeddings")
+        self.blocks = cast(nn.ModuleList, model.get_submodule(self.blocks_at))
+        self.norm = nn.Identity() if self.norm_at is None else model.get_submodule(self.norm_at)
+        self.frozen: int | None = None
+        self.passes = PassCounter()
+        self.cache: PrefixCache | None = None
+
+    def embed(
+        self,
+        inputs: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor | None]:  # (examples, tokens, width), mask
+        """The hidden states that enter the first block, and the attention mask in the form the blocks take."""
+        raise NotImplementedError
+
+    def relax(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same inputs in the form that holds `movable`, for methods that optimise inputs."""
+        return inputs
+
+    def clamp(self, moved: Tensor) -> Tensor:
+        """`movable` values, brought back to where inputs can be."""
+        return moved
+
+    def run_block(
+        self,
+        block: int | nn.Module,  # an index, or a block that is not (or no longer) one of `blocks`, such as a copy
+        hidden: Tensor,  # (examples, tokens, width)
+        mask: Tensor | None,
+    ) -> Tensor:  # (examples, tokens, width)
+        module = self.blocks[block] if isinstance(block, int) else block
+        out = cast(Tensor, module(hidden, mask))
+        self.passes.total += len(hidden) * (3 if out.requires_grad else 1) / len(self.blocks)
+        return out
+
+    def finish(
+        self,
+        hidden: Tensor,  # (examples, tokens, width)
+    ) -> Tensor:  # (examples, tokens, width)
+        """The final LayerNorm, where the family has one."""
+        return cast(Tensor, self.norm(hidden))
+
+    def pool(
+        self,
+        hidden: Tensor,  # (examples, tokens, width), finished
+        inputs: dict[str, Tensor],  # what they were made of: a mean over tokens needs their mask
+    ) -> Tensor:  # (examples, width)
+        """The feature of a whole example: its class token, which stands first in every family so far."""
+        return hidden[:, 0]
+
+    def rows(
+        self,
+        hidden: Tensor,  # (examples, tokens, width), finished
+        inputs: dict[str, Tensor],
+        at: Tensor | None,  # (rows, 2) example and token of each row; None: a row is a whole example
+    ) -> Tensor:  # (rows, width)
+        return self.pool(hidden, inputs) if at is None else hidden[at[:, 0], at[:, 1]]
+
+    def forward(
+        self, inputs: dict[str, Tensor], taps: bool = False
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
+        """The finished hidden states; with `taps` also what each block put out, before the final LayerNorm."""
+        hidden, outputs = self.run(*self.embed(inputs), taps=taps)
+        return (hidden, outputs) if taps else hidden
+
+    def run(
+        self, hidden: Tensor, mask: Tensor | None, *, start: int = 0, taps: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:  # (examples, tokens, width) both, and that for each block
+        """From what enters block `start` to the finished hidden states; with `taps` also what each block put out."""
+        outputs = []
+        for block in islice(self.blocks, start, None):
+            hidden = self.run_block(block, hidden, mask)
+            if taps:
+                outputs.append(hidden)
+        return self.finish(hidden), outputs
+
+    @contextmanager
+    def uncached(self) -> Iterator[None]:
+        """In here every pass goes through all blocks: for examples that are made up for one step and never come again,
+        and for tensors whose numbers cannot be looked at (torch.func)."""
+        cache, self.cache = self.cache, None
+        try:
+            yield
+        finally:
+            self.cache = cache
+
+    def example(self) -> dict[str, Tensor]:  # of one example
+        """The simplest inputs that it takes."""
+        raise NotImplementedError
+
+    def reads(self) -> dict[str, str]:
+        """What it takes, in words: "input" and "normalisation"."""
+        raise NotImplementedError
+
+    def adapter_sites(self, block: nn.Module) -> tuple[Site, Site]:
+        """Where the Linear that ends the attention branch hangs, and the one that ends the MLP branch.
+
+        What follows them in the branch (DINOv2's layer scale, dropout, the residual sum, LayerNorm) comes after.
+        """
+        attention, mlp = (path.rpartition(".") for path in (self.attention_end, self.mlp_end))
+        return (block.get_submodule(attention[0]), attention[2]), (block.get_submodule(mlp[0]), mlp[2])
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode as usual, but a frozen prefix stays in eval mode: it is a fixed function, without dropout."""
+        super().train(mode)
+        for module in frozen_modules(self):
+            module.eval()
+        return self
+
+
+def frozen_modules(encoder: Encoder) -> list[nn.Module]:
+    """The embeddings and the frozen blocks, or nothing."""
+    return [] if encoder.frozen is None else [encoder.embeddings, *encoder.blocks[: encoder.frozen]]
+
+
+def freeze_prefix(encoder: Encoder, blocks: int) -> None:
+    """Freezes the embeddings and the lowest `blocks` blocks; 0 freezes the embeddings alone.
+
+    All of them (`blocks == len(encoder.blocks)`) still leaves the final LayerNorm trainable. Frozen parameters ask for
+    no gradient, so the prefix builds no graph and keeps no activations, unless what enters it (a learned prompt) asks
+    for one; its dropout is off also in train mode. It never thaws: a later call with a smaller number changes nothing.
+    """
+    if not 0 <= blocks <= len(encoder.blocks):
+        raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {len(encoder.blocks)}. Give 0 to that.")
+    encoder.frozen = max(blocks, encoder.frozen or 0)
+    for module in frozen_modules(encoder):
+        module.requires_grad_(False)
+    encoder.train(encoder.training)

@@ -1,0 +1,91 @@
+"""What the encoders of texts have in common."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bace.errors import ConfigError, DataError
+from bace.models.encoder import Encoder, frozen_modules
+from bace.models.frozen_prefix import PrefixCaches
+
+
+class TextEncoder(Encoder):
+    """An encoder of texts: `input_ids`, `attention_mask` and, if wanted, `token_type_ids`, each (examples, tokens).
+    Instead of ids it also takes word vectors, `inputs_embeds` (examples, tokens, width).
+
+    Attributes:
+        max_tokens: the longest text its position table can take, special tokens included.
+    """
+
+    modality = "text"
+    movable = "inputs_embeds"
+    has_token_types: ClassVar[bool] = True
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.max_tokens: int = self.config.max_position_embeddings
+
+    def forward(
+        self, inputs: dict[str, Tensor], taps: bool = False
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
+        if self.cache is None or taps or "input_ids" not in inputs:
+            return super().forward(inputs, taps)
+        before = self.passes.total
+        hidden = self.cache.read(inputs, self._prefix)
+        # what is found counts as passed: else the cost of a method would depend on the runs before it
+        self.passes.total = before + len(hidden) * self.cache.depth / len(self.blocks)
+        return self.run(hidden, _columns(inputs["attention_mask"]), start=self.cache.depth)[0]
+
+    def _prefix(self, inputs: dict[str, Tensor]) -> Tensor:  # (examples, tokens, width)
+        assert self.cache is not None
+        hidden, mask = self.embed(inputs)
+        for block in range(self.cache.depth):
+            hidden = self.run_block(block, hidden, mask)
+        return hidden
+
+    def embed(
+        self,
+        inputs: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor | None]:  # (examples, tokens, width), (examples, 1, 1, tokens)
+        """The mask is true where a token may be attended to; one more token is one more column of it."""
+        ids, vectors = inputs.get("input_ids"), inputs.get("inputs_embeds")
+        tokens = inputs["attention_mask"].shape[1]
+        if tokens > self.max_tokens:
+            raise DataError(f"a text of {tokens} tokens is too long: the backbone takes up to {self.max_tokens}.")
+        types = {"token_type_ids": inputs["token_type_ids"]} if self._takes_types(inputs) else {}
+        hidden: Tensor = self.embeddings(ids, inputs_embeds=vectors, **types)
+        return hidden, _columns(inputs["attention_mask"])
+
+    def relax(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Word vectors instead of ids: what `embed` looks up before positions are added."""
+        rest = {key: value for key, value in inputs.items() if key != "input_ids"}
+        with torch.no_grad():
+            return {**rest, "inputs_embeds": self.embeddings.get_submodule("word_embeddings")(inputs["input_ids"])}
+
+    def example(self) -> dict[str, Tensor]:
+        ids = torch.zeros(1, 2, dtype=torch.int64)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def reads(self) -> dict[str, str]:
+        return {"input": f"texts of up to {self.max_tokens} tokens", "normalisation": "none"}
+
+    def _takes_types(self, inputs: dict[str, Tensor]) -> bool:
+        return self.has_token_types and "token_type_ids" in inputs
+
+
+def _columns(attention_mask: Tensor) -> Tensor:  # (examples, tokens) -> (examples, 1, 1, tokens)
+    """Broadcasts over heads and queries. Same numbers as the square mask transformers makes, and easier to extend."""
+    return attention_mask.bool()[:, None, None, :]
+
+
+def keep_prefix(encoder: Encoder, megabytes: int, precision: torch.dtype, caches: PrefixCaches) -> None:
+    """Lets a text encoder keep what its frozen blocks make of each text; without frozen blocks there is nothing to."""
+    if not isinstance(encoder, TextEncoder):
+        raise ConfigError(
+            f"backbone.cache is {megabytes}, but only texts are kept: pictures are augmented. Set it to 0."
+        )
+    if encoder.frozen:
+        weights = [p for module in frozen_modules(encoder) for p in module.parameters()]
+        about = f"{type(encoder).__name__} {precision} {encoder.config.to_json_string()}"
+        encoder.cache = caches.find(about, weights, encoder.frozen, megabytes)

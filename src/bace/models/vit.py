@@ -1,0 +1,68 @@
+"""ViT, DeiT and DINOv2."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from bace.models.image_encoder import ImageEncoder
+from bace.models.weights import Weights
+
+
+class ViTEncoder(ImageEncoder):
+    transformers_class = "ViTModel"
+    blocks_at = "layers"
+    default_mean = default_std = (0.5, 0.5, 0.5)
+
+
+class DeiTEncoder(ImageEncoder):
+    """DeiT with its distillation token, at position 1. (DeiT without one is stored, and loaded, as a ViT.)"""
+
+    transformers_class = "DeiTModel"
+    blocks_at = "layers"
+
+
+class Dinov2Encoder(ImageEncoder):
+    transformers_class = "Dinov2Model"
+    has_pooler = False
+    mlp_branch = ("norm2", "layer_scale2")
+
+    def __init__(
+        self, model: nn.Module, preprocessing: dict[str, Any] | None = None, image_size: int | None = None
+    ) -> None:
+        super().__init__(model, preprocessing, image_size)
+        if self.config.use_swiglu_ffn:
+            self.mlp_end = "mlp.down_proj"
+        # For pre-training only; a parameter that never gets a gradient would upset training in several processes.
+        self.embeddings.register_parameter("mask_token", None)
+
+    def _embed(self, pixels: Tensor) -> Tensor:
+        return cast(Tensor, self.embeddings(pixels))  # always interpolates where it must
+
+
+def fill_vit(weights: Weights) -> nn.Module:
+    """A ViT of the shape that its weights have."""
+    from transformers import ViTConfig, ViTModel
+
+    tensors = weights.tensors
+    projection = tensors["embeddings.patch_embeddings.projection.weight"]
+    width, channels, patch, _ = projection.shape
+    grid = round((tensors["embeddings.position_embeddings"].shape[1] - 1) ** 0.5)
+    config = ViTConfig(
+        hidden_size=width,
+        num_hidden_layers=len({key.split(".")[1] for key in tensors if key.startswith("layers.")}),
+        num_attention_heads=weights.heads,
+        intermediate_size=tensors["layers.0.mlp.fc1.weight"].shape[0],
+        image_size=grid * patch,
+        patch_size=patch,
+        num_channels=channels,
+        layer_norm_eps=1e-6,  # of both JAX and timm; transformers' default is 1e-12
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+    )
+    with torch.device("meta"):  # shapes only: no time and no random numbers spent on values that are replaced
+        model: nn.Module = ViTModel(config, add_pooling_layer=False)
+    tensors = {key: tensor.to(torch.get_default_dtype()).contiguous() for key, tensor in tensors.items()}
+    model.load_state_dict(tensors, assign=True)
+    return model

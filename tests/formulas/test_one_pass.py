@@ -1,0 +1,59 @@
+"""What all methods by statistics share: the order of tasks does not matter, nor what else is in a batch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from steps import array, make
+from torch import Tensor
+
+from bace.core.trainer import Trainer
+
+METHODS = [
+    {"name": "simplecil"},
+    {"name": "ranpac", "M": 30, "ridge": 2.0, "adapt": False},
+    {"name": "acil", "expansion": 30},
+    {"name": "fecam"},
+    {"name": "fecam", "common": True},
+    {"name": "slda", "exact": True},
+]
+WITH_TOKENS = METHODS[:-1]
+
+
+def name(method: dict[str, Any]) -> str:
+    return str(method["name"]) + (" common" if "common" in method else "")
+
+
+def scores_of(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) -> tuple[list[str], Tensor, Any]:
+    """The classes in their order; scores of the test examples, in the order of the files."""
+    made, stream, config = make(tiny, modality, method, **{"benchmark.tasks": [2, 1, 2], **changes})
+    Trainer(made, stream, config).run()
+    tests = torch.cat([task.test for task in stream])
+    with stream.licence("a test", tests):
+        by_class = {n: stream.batch(tests[stream.targets[tests] == c]) for c, n in enumerate(stream.names)}
+        scores = torch.cat([made.predict(by_class[n]) for n in sorted(by_class)])
+    return stream.names, scores, made
+
+
+@pytest.mark.parametrize("modality", ["image", "text"])
+@pytest.mark.parametrize("method", METHODS, ids=name)
+def test_the_order_of_tasks_does_not_matter(tiny: Any, modality: str, method: dict[str, Any]) -> None:
+    names, scores, _ = scores_of(tiny, modality, method)
+    order = ["eel", "bee", "dog", "ant", "cat"]
+    others, again, _ = scores_of(tiny, modality, method, **{"benchmark.class_order": order})
+    assert others == order
+    columns = [others.index(n) for n in names]
+    np.testing.assert_allclose(array(again[:, columns]), array(scores), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("modality", ["image", "text", "token"])
+@pytest.mark.parametrize("method", WITH_TOKENS, ids=name)
+def test_a_prediction_does_not_depend_on_its_batch(tiny: Any, modality: str, method: dict[str, Any]) -> None:
+    made, stream, config = make(tiny, modality, method)
+    Trainer(made, stream, config).run()
+    test = stream[0].test
+    with stream.licence("a test", test):
+        together = made.predict(stream.batch(test))
+        alone = torch.cat([made.predict(stream.batch(test[i : i + 1])) for i in range(len(test))])
+    np.testing.assert_allclose(array(alone), array(together), rtol=1e-7, atol=1e-9)
