@@ -86,7 +86,10 @@ def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -
         least = 30 if modality == "token" else 80  # logistic regression on its features of words reaches 31 to 51
     elif modality != "image":  # what texts and tokens are trained with: SGD learns them slowly
         settings |= {"train.optimiser": "adamw", "train.lr": 0.001 if modality == "text" else 0.01}
-    config = config_from(tiny.settings(modality, method=short(method, 20, 32), **settings))
+    chosen = short(method, settings["train.epochs"], 32)
+    if rate := find_method(method).hyper_parameters().get("tune_lr"):
+        chosen["tune_lr"] = 10 * rate.default  # the published one is that of a pre-trained encoder
+    config = config_from(tiny.settings(modality, method=chosen, **settings))
     learned, stream = assemble(config)
     trainer = Trainer(learned, stream, config)
     trainer.learn(stream[0])

@@ -435,7 +435,7 @@ def resumed_after_damage(place: Place, damage: Callable[[Path], None], *files: P
     return action
 
 
-TOLD = (r"warning: checkpoint '.*00000004' is damaged", "does not match its checksum", "using the one before")
+TOLD = (r"warning: checkpoint '.*00000004' is damaged", "does not match its checksum", "using the previous one")
 
 
 @row("a truncated checkpoint", 0, *TOLD)
@@ -453,7 +453,7 @@ def _(place: Place) -> Action:
     return resumed_after_damage(place, flip_a_bit, place.newest(place.cut(), "state.json"))
 
 
-@row("a checkpoint that lacks a file", 0, "warning: .*00000004' is damaged", "using the one before")
+@row("a checkpoint that lacks a file", 0, "warning: .*00000004' is damaged", "using the previous one")
 def _(place: Place) -> Action:
     return resumed_after_damage(place, Path.unlink, place.newest(place.cut(), "sha256.json"))
 
@@ -475,7 +475,7 @@ def disk_with_room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@row("a disk that is full at a checkpoint", 2, "not save a checkpoint in .*cut", "00000004", "Make room", "--resume")
+@row("a disk that is full at a checkpoint", 2, "not save a checkpoint in .*cut", "00000004", "Free some space", "--resume")
 def _(place: Place) -> Action:
     folder = place.cut()
     before = {path.name for path in (folder / "checkpoints").iterdir()}

@@ -200,7 +200,7 @@ def test_a_run_says_how_much_it_may_keep_of_texts(tiny):
     settings = tiny.settings("text", method="er", **{"backbone.freeze": 1, "backbone.cache": 10, "train.epochs": 1})
     told: list[str] = []
     bace.run(settings, tell=told.append)
-    assert any("10.0 MB more for what frozen blocks make of texts (backbone.cache)" in line for line in told)
+    assert any("10.0 MB more for the cached outputs of frozen blocks (backbone.cache)" in line for line in told)
 
 
 def test_runs_that_are_given_the_same_caches_compute_what_is_kept_once(tiny):

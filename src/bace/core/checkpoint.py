@@ -49,7 +49,8 @@ def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, kee
         try:
             discard(folder / f"{number:08d}", FILES)
         except OSError as error:  # the new one is in place: no reason to stop
-            warnings.warn(f"an old checkpoint, '{folder / f'{number:08d}'}', is not deleted: {error}", stacklevel=2)
+            old = folder / f"{number:08d}"
+            warnings.warn(f"the old checkpoint '{old}' could not be deleted: {error}", stacklevel=2)
     return final
 
 
