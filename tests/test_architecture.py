@@ -14,6 +14,7 @@ LAYERS = (
     ("bace.__main__", "bace.cli"),
     ("bace.paper",),
     ("bace.report",),
+    ("bace.serving",),
     ("bace.learner",),
     ("bace.experiments",),
     ("bace.studies",),

@@ -116,6 +116,8 @@ class Method(ElasticBuffers):
     networks: ClassVar[int] = 1
     expands: ClassVar[bool] = False  # every task adds a network
     cost: Passes = Passes()
+    # why `bace export` refuses it: its prediction is more than a function of one example
+    not_exportable: ClassVar[str | None] = None
     scorers: ClassVar[tuple[str, ...]] = ()  # other prediction rules, by name; each is evaluated beside the main one
 
     model: Model

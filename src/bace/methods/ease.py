@@ -101,7 +101,7 @@ class EASE(Method):
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
         """sum_j w_ij cos(f_j, p_cj) for a class c of task i, with w_ii = 1 and otherwise w_ij = alpha / t."""
         tasks = self.prototypes.shape[1]
-        scores = torch.zeros(len(batch), len(self.prototypes), device=self.prototypes.device)
+        scores = torch.zeros(batch.targets.shape[0], len(self.prototypes), device=self.prototypes.device)
         for j in range(tasks):
             weight = torch.full((len(self.prototypes),), self.alpha / tasks, device=scores.device)
             weight[list(self.stream[j].classes)] = 1.0

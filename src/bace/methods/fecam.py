@@ -65,7 +65,7 @@ class FeCAM(OnePass):
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
         """-(f - mu_c)^T S_c^+ (f - mu_c); a class without examples is never predicted."""
         x = F.normalize(self.features(batch), dim=1)
-        scores = torch.full((len(x), len(self.statistics.counts)), -torch.inf, dtype=x.dtype, device=x.device)
+        scores = torch.full((x.shape[0], len(self.statistics.counts)), -torch.inf, dtype=x.dtype, device=x.device)
         for c in self.statistics.observed:
             gap = x - self.statistics.means[c]
             scores[:, c] = -((gap @ self.metric(c)) * gap).sum(1)

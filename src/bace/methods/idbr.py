@@ -93,6 +93,7 @@ class IDBR(Method):
         warmup: steps in which the learning rate rises at the start of a task, at most a tenth of its steps; 0: none.
     """
 
+    not_exportable = "it cuts texts in halves, and how long these are depends on the other texts of the batch"
     paper = (
         "Huang et al., Continual Learning for Text Classification with Information Disentanglement Based "
         "Regularization, NAACL 2021"

@@ -84,8 +84,8 @@ class IL2M(ER):
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         logits, kind = super().predict(batch), self.kind()
-        old = self.learned < self.learned.max()
-        known = int(old.sum())
+        learned: list[int] = self.learned.tolist()
+        known = sum(task < max(learned) for task in learned)
         # r_c = mu_init(c) / mu_cur(c) * conf(t) / conf(k), for a class c of task k when t is the latest
         confidence = self.confidence[kind]
         ratio = (self.initial / self.current)[kind, :known] * confidence[-1] / confidence[self.learned[:known]]

@@ -41,6 +41,7 @@ class MBPA(Method):
         sample: with `adapt=all`, how many test examples of each task are evaluated (metrics.json says so); 0: all.
     """
 
+    not_exportable = "it trains the head on neighbours from memory before each prediction"
     paper = "Sprechmann et al., Memory-based Parameter Adaptation, ICLR 2018"
     uses_memory = True
     scorers = ("base",)

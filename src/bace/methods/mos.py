@@ -198,7 +198,7 @@ def refined(
 ) -> Tensor:  # (rows, classes)
     """The logits under the adapters of the guessed class's task, which guess again, until the task stays the same: that
     of a row whose guess stays would not change in further rounds."""
-    rows = torch.arange(len(guess), device=guess.device)
+    rows = torch.arange(guess.shape[0], device=guess.device)
     for _ in range(rounds - 1):
         guess = logits[rows, tasks[guess]].argmax(1)
     return logits[rows, tasks[guess]]

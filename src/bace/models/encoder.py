@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal, cast
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
@@ -92,7 +93,8 @@ class Encoder(nn.Module):
     ) -> Tensor:  # (examples, tokens, width)
         module = self.blocks[block] if isinstance(block, int) else block
         out = cast(Tensor, module(hidden, mask))
-        self.passes.total += len(hidden) * (3 if out.requires_grad else 1) / len(self.blocks)
+        if not torch.compiler.is_exporting():  # where the number of examples is a symbol
+            self.passes.total += len(hidden) * (3 if out.requires_grad else 1) / len(self.blocks)
         return out
 
     def finish(

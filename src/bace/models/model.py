@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +55,17 @@ class Model(nn.Module):
 
     def _read(self, branches: Iterable[Branch], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         # every pass of the encoder has the same precision; head and losses are computed in full
-        with torch.autocast(batch.targets.device.type, self.precision, enabled=self.precision != torch.float32):
+        with low_precision(batch.targets.device, self.precision):
             rows, taps = zip(*branches, strict=True)
         features, tapped = (rows[0], taps[0]) if len(rows) == 1 else (torch.cat(rows, 1), _side_by_side(taps))
         if self.precision == torch.float32:
             return features, tuple(tapped)
         return features.float(), tuple(tap.float() for tap in tapped)
+
+
+def low_precision(device: torch.device, precision: torch.dtype) -> AbstractContextManager[Any]:
+    """The context of passes in this precision."""
+    return nullcontext() if precision == torch.float32 else torch.autocast(device.type, precision)
 
 
 def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:

@@ -17,7 +17,7 @@ from bace.errors import ConfigError
 from bace.models.additions import Additions, open_blocks
 from bace.models.encoder import Encoder, freeze_prefix
 from bace.models.heads import Head
-from bace.models.model import Model, Output
+from bace.models.model import Model, Output, low_precision
 
 
 class PromptPool(nn.Module):
@@ -57,15 +57,15 @@ class PromptedModel(Model):
 
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False, chosen: Tensor | None = None) -> Output:
         """One pass. `chosen`, (top,), are prompts that every input must take; default: those with the nearest keys."""
-        device, low = batch.targets.device.type, self.precision != torch.float32
-        with torch.autocast(device, self.precision, enabled=low), torch.no_grad():
+        device = batch.targets.device
+        with low_precision(device, self.precision), torch.no_grad():
             hidden, mask = self.encoder.embed(batch.inputs)  # (examples, tokens, width)
             query = self.full(self.encoder.pool(self.encoder.run(hidden, mask)[0], batch.inputs))
         cosines = self.pool.cosines(query)
         index = self.choose(cosines.detach()) if chosen is None else chosen.expand(len(cosines), -1)
         prompts = self.pool.prompts[index].flatten(1, 2)  # (examples, top * length, width)
         count = prompts.shape[1]
-        with torch.autocast(device, self.precision, enabled=low):
+        with low_precision(device, self.precision):
             out, tapped = self.encoder.run(*put_before(prompts, hidden, mask), taps=taps)
         features = self.full(out[:, :count]).mean(1)
         return Output(features, self.head(features), tuple(tapped), cosines.gather(1, index))

@@ -67,8 +67,7 @@ class ClassStatistics(ElasticBuffers):
     @property
     def observed(self) -> list[int]:
         """The classes that have rows."""
-        found: list[int] = self.counts.nonzero().flatten().tolist()
-        return found
+        return [c for c, count in enumerate(self.counts.tolist()) if count]
 
 
 def draw_features(

@@ -1,0 +1,1 @@
+"""Models in use: exported to one file, or behind an HTTP server."""

@@ -1,0 +1,84 @@
+"""A model that was exported to one file gives the learner's scores, without bace."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checks import short, shown_examples, training_examples
+
+import bace
+from bace.data.modalities import MODALITIES
+from bace.data.modality import Table
+from bace.data.settings import data_settings
+from bace.data.table import as_inputs
+from bace.errors import ConfigError
+from bace.methods import METHODS
+from bace.serving.export import export, sample
+
+CASES = [(method.title, sorted(method.modalities)[0]) for method in METHODS if method.not_exportable is None]
+
+
+def taught(tiny: Any, method: str, modality: str) -> bace.Learner:
+    settings = {k: v for k, v in tiny.settings(modality).items() if not k.startswith("benchmark")}
+    learner = bace.Learner(short(method), **{**settings, "train.epochs": 1})
+    for classes in ((0, 1), (2, 3)):
+        learner.partial_fit(*training_examples(tiny, modality, classes))
+    return learner
+
+
+def encoder_inputs(learner: bace.Learner, x: Any) -> dict[str, torch.Tensor]:
+    """What the encoder is given for these examples, all of one length."""
+    assert learner.method is not None
+    assert learner.config is not None
+    modality = MODALITIES[str(learner.modality)]
+    _, inputs = as_inputs(x, modality=modality.name, image_size=learner.picture)
+    table = Table(modality, inputs, [""] * len(inputs), [])
+    data, _ = modality.encode([table], data_settings(learner.config), learner.method.model.encoder)
+    return data.inputs(torch.arange(len(data)), None, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("method", "modality"), CASES)
+def test_the_exported_program_gives_the_learner_s_scores(tiny: Any, tmp_path: Path, method: str, modality: str) -> None:
+    learner = taught(tiny, method, modality)
+    export(learner, tmp_path / "model.pt2", "torch")  # which compares them on inputs of its own
+    x = shown_examples(tiny, modality)[0]
+    inputs = encoder_inputs(learner, x)
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    names = ("pixel_values", "input_ids", "attention_mask")
+    found = program(**{name: inputs[name] for name in names if name in inputs})
+    if modality != "token":
+        expected = learner.scores(x)
+        assert isinstance(expected, torch.Tensor)
+        assert torch.equal(found.argmax(1), expected.argmax(1))
+        torch.testing.assert_close(found, expected.to(found), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "modality"), [("ER", "image"), ("ER", "text"), ("ER", "token"), ("SLDA", "image"), ("iCaRL", "text")]
+)
+def test_onnxruntime_gives_the_learner_s_scores(tiny: Any, tmp_path: Path, method: str, modality: str) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    learner = taught(tiny, method, modality)
+    assert learner.method is not None
+    export(learner, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    noted = json.loads(session.get_modelmeta().custom_metadata_map["bace"])
+    assert noted["classes"] == learner.method.stream.names
+    for examples in (1, 6):
+        inputs = sample(learner.method.model.encoder, examples, 4)
+        [found] = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        assert found.shape[0] == examples
+        assert found.shape[-1] == len(noted["classes"])
+        assert np.isfinite(found).all()
+
+
+def test_a_method_that_adapts_to_each_example_is_refused(tiny: Any, tmp_path: Path) -> None:
+    learner = taught(tiny, "MBPA", "text")
+    with pytest.raises(ConfigError, match="MBPA cannot be exported: it trains the head"):
+        export(learner, tmp_path / "model.onnx")
+    with pytest.raises(ConfigError, match="learned nothing yet"):
+        export(bace.Learner("er"), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
