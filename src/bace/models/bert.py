@@ -11,6 +11,7 @@ class BertEncoder(TextEncoder):
     mlp_end = "output.dense"
     mlp_branch = ("intermediate", "output.dense")
     query_and_value = ("attention.self.query", "attention.self.value")
+    takes_prefixes = True
 
 
 class RobertaEncoder(BertEncoder):
@@ -30,3 +31,4 @@ class DistilBertEncoder(TextEncoder):
     mlp_end = "ffn.lin2"
     mlp_branch = ("ffn", "ffn")
     query_and_value = ("attention.q_lin", "attention.v_lin")
+    takes_prefixes = True

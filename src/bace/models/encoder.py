@@ -4,10 +4,10 @@ Every family is cut into the same three parts (`embeddings`, `blocks`, `norm`), 
 top blocks and frozen prefixes are written once, by composing `embed`, `run_block`, `finish` and `pool`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -16,9 +16,11 @@ from typing_extensions import Self
 
 from bace.errors import ConfigError
 from bace.models.frozen_prefix import PrefixCache
+from bace.models.prefix_attention import Prefix
 
 Modality = Literal["image", "text"]
 Site = tuple[nn.Module, str]  # a module and the name of its attribute
+NO_PREFIXES: Mapping[int, Prefix] = MappingProxyType({})
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Encoder(nn.Module):
     # within a block: the modules that take the input of the MLP branch, and put out what is added to that input
     mlp_branch: ClassVar[tuple[str, str]]
     query_and_value: ClassVar[tuple[str, str]]  # within a block: the Linears that make them
+    takes_prefixes: ClassVar[bool] = False  # whether its blocks hand `prefix` on to bace.models.prefix_attention
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -90,12 +93,23 @@ class Encoder(nn.Module):
         block: int | nn.Module,  # an index, or a block that is not (or no longer) one of `blocks`, such as a copy
         hidden: Tensor,  # (examples, tokens, width)
         mask: Tensor | None,
+        prefix: Prefix | None = None,  # before the keys and the values of its attention, for each example its own
     ) -> Tensor:  # (examples, tokens, width)
         module = self.blocks[block] if isinstance(block, int) else block
-        out = cast(Tensor, module(hidden, mask))
+        if prefix is not None:
+            self.check_prefixes()
+        out = cast(Tensor, module(hidden, mask) if prefix is None else module(hidden, mask, prefix=prefix))
         if not torch.compiler.is_exporting():  # where the number of examples is a symbol
             self.passes.total += len(hidden) * (3 if out.requires_grad else 1) / len(self.blocks)
         return out
+
+    def check_prefixes(self) -> None:
+        """Refuse a family whose blocks take no prefix."""
+        if not self.takes_prefixes:
+            raise ConfigError(
+                f"{type(self).__name__} takes no keys and values before those of its blocks, which prefix prompts are. "
+                "Choose a backbone of the families ViT, DeiT, DINOv2, BERT, RoBERTa or DistilBERT"
+            )
 
     def finish(
         self,
@@ -128,12 +142,18 @@ class Encoder(nn.Module):
         return (hidden, outputs) if taps else hidden
 
     def run(
-        self, hidden: Tensor, mask: Tensor | None, *, start: int = 0, taps: bool = False
+        self,
+        hidden: Tensor,
+        mask: Tensor | None,
+        *,
+        start: int = 0,
+        taps: bool = False,
+        prefixes: Mapping[int, Prefix] = NO_PREFIXES,  # by block
     ) -> tuple[Tensor, list[Tensor]]:  # (examples, tokens, width) both, and that for each block
         """From what enters block `start` to the finished hidden states; with `taps` also what each block put out."""
         outputs = []
-        for block in islice(self.blocks, start, None):
-            hidden = self.run_block(block, hidden, mask)
+        for block in range(start, len(self.blocks)):
+            hidden = self.run_block(block, hidden, mask, prefixes.get(block))
             if taps:
                 outputs.append(hidden)
         return self.finish(hidden), outputs

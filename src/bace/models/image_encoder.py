@@ -27,6 +27,7 @@ class ImageEncoder(Encoder):
     mlp_end = "mlp.fc2"
     mlp_branch = ("layernorm_after", "mlp")
     query_and_value = ("attention.q_proj", "attention.v_proj")
+    takes_prefixes = True
     default_mean: ClassVar[tuple[float, ...]] = IMAGENET_MEAN
     default_std: ClassVar[tuple[float, ...]] = IMAGENET_STD
 

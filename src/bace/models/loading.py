@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bace.errors import ConfigError, DataError
 from bace.files import inside
+from bace.models import prefix_attention
 from bace.models.backbones import backbone_path, find_backbone
 from bace.models.bert import BertEncoder, DistilBertEncoder, RobertaEncoder
 from bace.models.encoder import Encoder
@@ -122,7 +123,7 @@ def _load_folder(folder: Path) -> _Loaded:
             model, info = getattr(transformers, family.transformers_class).from_pretrained(
                 folder,
                 dtype=torch.get_default_dtype(),
-                attn_implementation="sdpa",
+                attn_implementation=prefix_attention.register(),
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,

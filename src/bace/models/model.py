@@ -45,6 +45,11 @@ class Model(nn.Module):
         """What each of the encoders makes of the rows, to be read side by side: here there is one."""
         yield read_rows(self.encoder, batch, taps)
 
+    def low_precision(self, batch: Batch) -> AbstractContextManager[Any]:
+        """The context of passes in this model's precision."""
+        full = self.precision == torch.float32
+        return nullcontext() if full else torch.autocast(batch.targets.device.type, self.precision)
+
     def _pass(
         self, branches: Iterable[Branch], batch: Batch, name: str
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # (rows, width), taps
@@ -55,17 +60,12 @@ class Model(nn.Module):
 
     def _read(self, branches: Iterable[Branch], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         # every pass of the encoder has the same precision; head and losses are computed in full
-        with low_precision(batch.targets.device, self.precision):
+        with self.low_precision(batch):
             rows, taps = zip(*branches, strict=True)
         features, tapped = (rows[0], taps[0]) if len(rows) == 1 else (torch.cat(rows, 1), _side_by_side(taps))
         if self.precision == torch.float32:
             return features, tuple(tapped)
         return features.float(), tuple(tap.float() for tap in tapped)
-
-
-def low_precision(device: torch.device, precision: torch.dtype) -> AbstractContextManager[Any]:
-    """The context of passes in this precision."""
-    return nullcontext() if precision == torch.float32 else torch.autocast(device.type, precision)
 
 
 def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:

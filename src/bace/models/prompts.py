@@ -1,5 +1,6 @@
 """Learned tokens before those of a frozen encoder: a pool of prompts before its first block, of which each input takes
-those with the nearest keys (L2P, Wang et al., 2022), or prompts of every block's own (VPT, Jia et al., 2022).
+those with the nearest keys (L2P, Wang et al., 2022), prompts of every block's own (VPT, Jia et al., 2022), or prefixes
+of the keys and values of blocks (DualPrompt, Wang et al., 2022).
 
 Written by the encoder's parts alone, so it is the same for pictures and texts.
 """
@@ -17,7 +18,8 @@ from bace.errors import ConfigError
 from bace.models.additions import Additions, open_blocks
 from bace.models.encoder import Encoder, freeze_prefix
 from bace.models.heads import Head
-from bace.models.model import Model, Output, low_precision
+from bace.models.model import Model, Output
+from bace.models.prefix_attention import Prefix
 
 
 class PromptPool(nn.Module):
@@ -35,9 +37,32 @@ class PromptPool(nn.Module):
         return F.normalize(query, dim=1) @ F.normalize(self.keys, dim=1).T
 
 
-class PromptedModel(Model):
-    """Two passes of a frozen encoder: the feature of the first, as it is, is the query; in the second the prompts
-    found by it stand before all tokens, and the mean of what becomes of them is the feature.
+class QueryingModel(Model):
+    """Two passes of a frozen encoder: the feature of the first, as it is, is the query by which an example finds its
+    prompts for the second."""
+
+    def __init__(self, encoder: Encoder, head: Head, precision: torch.dtype) -> None:
+        super().__init__(encoder, head, precision)
+        freeze_prefix(encoder, len(encoder.blocks))  # also in train mode it is a fixed function, without dropout
+        encoder.requires_grad_(False)
+
+    @torch.no_grad()
+    def query(
+        self, batch: Batch
+    ) -> tuple[Tensor, Tensor | None, Tensor]:  # (examples, tokens, width), mask, (examples, width)
+        """What enters the first block, for the second pass to begin with, and the query."""
+        with self.low_precision(batch):
+            hidden, mask = self.encoder.embed(batch.inputs)
+            out, _ = self.encoder.run(hidden, mask)
+            return hidden, mask, self.full(self.encoder.pool(out, batch.inputs))
+
+    def full(self, x: Tensor) -> Tensor:
+        return x if self.precision == torch.float32 else x.float()
+
+
+class PromptedModel(QueryingModel):
+    """The prompts found by the query stand before all tokens in the second pass, and the mean of what becomes of them
+    is the feature.
 
     Prompts enter the first block, after positions were added to the other tokens; they have none.
 
@@ -51,27 +76,19 @@ class PromptedModel(Model):
         self, encoder: Encoder, head: Head, pool: PromptPool, top: int, vote: bool, precision: torch.dtype
     ) -> None:
         super().__init__(encoder, head, precision)
-        freeze_prefix(encoder, len(encoder.blocks))  # also in train mode it is a fixed function, without dropout
-        encoder.requires_grad_(False)
         self.pool, self.top, self.vote = pool, top, vote
 
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False, chosen: Tensor | None = None) -> Output:
         """One pass. `chosen`, (top,), are prompts that every input must take; default: those with the nearest keys."""
-        device = batch.targets.device
-        with low_precision(device, self.precision), torch.no_grad():
-            hidden, mask = self.encoder.embed(batch.inputs)  # (examples, tokens, width)
-            query = self.full(self.encoder.pool(self.encoder.run(hidden, mask)[0], batch.inputs))
+        hidden, mask, query = self.query(batch)
         cosines = self.pool.cosines(query)
         index = self.choose(cosines.detach()) if chosen is None else chosen.expand(len(cosines), -1)
         prompts = self.pool.prompts[index].flatten(1, 2)  # (examples, top * length, width)
         count = prompts.shape[1]
-        with low_precision(device, self.precision):
+        with self.low_precision(batch):
             out, tapped = self.encoder.run(*put_before(prompts, hidden, mask), taps=taps)
         features = self.full(out[:, :count]).mean(1)
         return Output(features, self.head(features), tuple(tapped), cosines.gather(1, index))
-
-    def full(self, x: Tensor) -> Tensor:
-        return x if self.precision == torch.float32 else x.float()
 
     def choose(
         self,
@@ -82,6 +99,35 @@ class PromptedModel(Model):
             votes = torch.bincount(index.flatten(), minlength=cosines.shape[1])
             index = votes.sort(descending=True, stable=True).indices[: self.top].expand(len(cosines), -1)
         return index
+
+
+class PrefixPrompts(nn.Module):
+    """What an example puts before the keys and values of blocks, by its query."""
+
+    def forward(
+        self,
+        query: Tensor,  # (examples, width)
+    ) -> tuple[dict[int, Prefix], Tensor | None]:  # by block, (examples, chosen)
+        """The prefixes, and the cosines of query and key of those that were chosen, if any were."""
+        raise NotImplementedError
+
+
+class PrefixedModel(QueryingModel):
+    """In the second pass the prompts found by the query stand before the keys and values of some blocks. The feature is
+    read where it always is."""
+
+    def __init__(self, encoder: Encoder, head: Head, prompts: PrefixPrompts, precision: torch.dtype) -> None:
+        encoder.check_prefixes()
+        super().__init__(encoder, head, precision)
+        self.prompts = prompts
+
+    def forward(self, batch: Batch, *, name: str = "main", taps: bool = False) -> Output:
+        hidden, mask, query = self.query(batch)
+        prefixes, match = self.prompts(query)
+        with self.low_precision(batch):
+            out, tapped = self.encoder.run(hidden, mask, taps=taps, prefixes=prefixes)
+            features = self.full(self.encoder.rows(out, batch.inputs, batch.at))
+        return Output(features, self.head(features), tuple(tapped), match)
 
 
 class Prompts(nn.Module):

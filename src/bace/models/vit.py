@@ -5,6 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from bace.models import prefix_attention
 from bace.models.image_encoder import ImageEncoder
 from bace.models.weights import Weights
 
@@ -59,7 +60,7 @@ def fill_vit(weights: Weights) -> nn.Module:
         layer_norm_eps=1e-6,  # of both JAX and timm; transformers' default is 1e-12
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        attn_implementation="sdpa",
+        attn_implementation=prefix_attention.register(),
     )
     with torch.device("meta"):  # shapes only: no time and no random numbers spent on values that are replaced
         model: nn.Module = ViTModel(config, add_pooling_layer=False)

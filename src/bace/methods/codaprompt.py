@@ -1,0 +1,193 @@
+"""CODA-Prompt: continual decomposed attention-based prompting.
+
+Smith, Karlinsky, Gutta, Cascante-Bonilla, Kim, Arbelle, Panda, Feris, Kira, "CODA-Prompt: COntinual Decomposed
+Attention-based Prompting for Rehearsal-Free Continual Learning", CVPR 2023.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bace.core.method import Card, Passes, Stage
+from bace.core.stream import Task
+from bace.errors import ConfigError
+from bace.methods.parts.tuning import check_tuning, cosine
+from bace.methods.seq import SEQ
+from bace.models.heads import LinearHead
+from bace.models.model import Model
+from bace.models.prefix_attention import Prefix
+from bace.models.prompts import PrefixedModel, PrefixPrompts
+from bace.randomness import generator
+
+
+class CODAPrompt(SEQ):
+    """Freeze the encoder and learn components of prompts. An example's prompt, a prefix of the attention of the lowest
+    blocks, is the sum of all components, weighted by how well they attend to its query. Every task adds components, and
+    those of earlier tasks are fixed.
+
+    Args:
+        components: that a task adds (the authors: 100, shared out among the tasks).
+        length: of a prompt in a block; half of it are keys, half values.
+        blocks: with a prompt, from the lowest; as far as the encoder has them.
+        tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
+        tune_lr: learning rate, which falls to 0 by a cosine.
+        tune_batch: examples in a step.
+    """
+
+    title = "CODA-Prompt"
+    paper = (
+        "Smith et al., CODA-Prompt: COntinual Decomposed Attention-based Prompting for Rehearsal-Free Continual "
+        "Learning, CVPR 2023"
+    )
+    takes_o = False
+    card = Card(
+        mechanism="frozen encoder; a prefix of attention as a weighted sum of components; every task adds some, "
+        "orthogonal to the old ones",
+        besides="prediction: 2 passes; every task adds components",
+        o_rows="refused: the soft-max is over the task's classes, of which O is none",
+        stages=("tune",),
+        reading="the authors' code: prefixes stand behind the projections; new components are made orthonormal to the "
+        "old ones where the width has room for that, and no penalty keeps them so; a linear head. The number of "
+        "components is given for a task, since the number of tasks is not known",
+    )
+
+    def __init__(
+        self,
+        components: int = 10,
+        length: int = 8,
+        blocks: int = 5,
+        tune_epochs: int = 20,
+        tune_lr: float = 0.001,
+        tune_batch: int = 128,
+    ) -> None:
+        super().__init__(span="new")
+        check_tuning(self.title, tune_epochs, tune_lr, tune_batch)
+        if min(components, blocks) < 1 or length < 2 or length % 2:
+            raise ConfigError(
+                f"CODA-Prompt: components ({components}) and blocks ({blocks}) must be at least 1, length ({length}) "
+                "an even number above 0"
+            )
+        self.components, self.length, self.blocks = components, length, blocks
+        self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.cost = Passes(4, epochs=tune_epochs)
+
+    def build(self, model: Model) -> Model:
+        encoder = model.encoder
+        blocks = min(self.blocks, len(encoder.blocks))
+        prompts = Components(blocks, self.components, self.length, encoder.width)
+        return PrefixedModel(encoder, LinearHead(encoder.width), prompts, model.precision).to(self.stream.device)
+
+    @property
+    def prompts(self) -> "Components":
+        return cast(Components, cast(PrefixedModel, self.model).prompts)
+
+    def needs(self, task: int) -> tuple[int, int]:
+        kept, _ = super().needs(task)
+        return kept + (task + 1) * self.prompts.size, self.prompts.size
+
+    def grow(self, task: Task) -> None:
+        super().grow(task)
+        self.prompts.grow(generator(self.now.seed, "prompts", task.index), self.stream.device)
+
+    def stages(self, task: Task) -> list[Stage]:
+        prompts, head = self.prompts, cast(LinearHead, self.model.head)
+        stage = self.stage(
+            task,
+            name="tune",
+            epochs=self.tune_epochs,
+            batch_size=self.tune_batch,
+            groups=lambda: {"prompts": prompts.newest(), "head": head.of(task.index)},
+            optimiser="adam",
+            lr=self.tune_lr,
+            weight_decay=0.0,
+            schedule=cosine(self.tune_epochs),
+        )
+        return [stage]
+
+    def validation_loss(self, examples: Tensor) -> float:
+        return float(self.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
+
+
+class Components(PrefixPrompts):
+    """For each task components P, keys K and attentions A, for every block its own.
+
+    Args:
+        blocks: the lowest ones, with a prompt.
+        count: components of a task.
+        length: of a prompt.
+    """
+
+    def __init__(self, blocks: int, count: int, length: int, width: int) -> None:
+        super().__init__()
+        self.blocks, self.count, self.length, self.width = blocks, count, length, width
+        self.P = nn.ParameterList()  # (blocks, count, length, width) each
+        self.K = nn.ParameterList()  # (blocks, count, width) each
+        self.A = nn.ParameterList()  # (blocks, count, width) each
+
+    @property
+    def size(self) -> int:
+        """Numbers that a task adds."""
+        return self.blocks * self.count * (self.length + 2) * self.width
+
+    def newest(self) -> list[nn.Parameter]:
+        return [self.P[-1], self.K[-1], self.A[-1]]
+
+    def grow(self, generator: torch.Generator, device: torch.device) -> None:
+        """Those of one more task, orthonormal to all before it and to each other."""
+        for parts, shape in ((self.P, (self.length, self.width)), (self.K, (self.width,)), (self.A, (self.width,))):
+            size = torch.Size(shape).numel()
+            old = torch.cat([torch.zeros(self.blocks, 0, size), *(p.detach().cpu().flatten(2) for p in parts)], 1)
+            new = torch.stack([orthonormal(self.count, vectors, generator) for vectors in old])
+            parts.append(nn.Parameter(new.unflatten(2, shape).to(device)))
+
+    def forward(
+        self,
+        query: Tensor,  # (examples, width)
+    ) -> tuple[dict[int, Prefix], None]:  # by block
+        P, K, A = (torch.cat(list(parts), 1) for parts in (self.P, self.K, self.A))
+        prefixes = {}
+        for block in range(self.blocks):
+            weights = attended(query, K[block], A[block])
+            prompt = torch.einsum("ek,klw->elw", weights, P[block])  # P = sum_k a_k P_k
+            keys, values = prompt.chunk(2, 1)
+            prefixes[block] = keys, values
+        return prefixes, None
+
+
+def attended(
+    query: Tensor,  # (examples, width)
+    K: Tensor,  # (components, width)
+    A: Tensor,  # (components, width)
+) -> Tensor:  # (examples, components)
+    """a_k = cos(q * A_k, K_k)."""
+    return F.cosine_similarity(query[:, None] * A, K, dim=2)
+
+
+def orthonormal(
+    count: int,
+    old: Tensor,  # (old, size)
+    generator: torch.Generator,
+) -> Tensor:  # (count, size)
+    """Gram-Schmidt: random vectors less what of them lies in the span of the old ones and of each other, at length 1.
+    When no direction is left, they are orthogonal to none before, and so on from there."""
+    basis = torch.linalg.qr(old.double().T).Q.T  # (at most size, size), orthonormal
+    new = []
+    for vector in torch.randn(count, old.shape[1], generator=generator).double():
+        rest = without(vector, basis)
+        if rest.norm() < 1e-6 * vector.norm():
+            basis, rest = basis[:0], vector
+        new.append(rest / rest.norm())
+        basis = torch.cat([basis, new[-1][None]])
+    return torch.stack(new).to(old.dtype)
+
+
+def without(
+    vector: Tensor,  # (size,)
+    basis: Tensor,  # (vectors, size), orthonormal
+) -> Tensor:  # (size,)
+    """What of a vector is orthogonal to a basis; twice, because of rounding."""
+    for _ in range(2):
+        vector = vector - basis.T @ (basis @ vector)
+    return vector

@@ -1,0 +1,48 @@
+"""Attention with learned keys and values before those of the tokens.
+
+Li and Liang, Prefix-Tuning: Optimizing Continuous Prompts for Generation, ACL 2021.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Prefix = tuple[Tensor, Tensor]  # keys and values, (examples, length, width) each
+
+NAME = "sdpa-with-prefix"
+
+
+def register() -> str:
+    """Makes it known to transformers, whose blocks hand the keyword `prefix` on to their attention; its name there."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    return NAME
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,  # (examples, heads, tokens, width of a head)
+    key: Tensor,  # the same
+    value: Tensor,  # the same
+    attention_mask: Tensor | None,  # (examples, 1, 1, tokens), true where a token may be attended to
+    prefix: Prefix | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:  # (examples, tokens, heads, width of a head)
+    """softmax(Q [P_K ; K]^T / sqrt(d)) [P_V ; V]. Without a prefix it is transformers' attention as it is."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if prefix is not None and prefix[0].shape[1]:
+        key, value = (torch.cat([by_head(p, own), own], 2) for p, own in zip(prefix, (key, value), strict=True))
+        if attention_mask is not None:  # every token attends to all of the prefix
+            attention_mask = F.pad(attention_mask, (prefix[0].shape[1], 0), value=True)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def by_head(
+    prefix: Tensor,  # (examples, length, width)
+    own: Tensor,  # (examples, heads, tokens, width of a head)
+) -> Tensor:  # (examples, heads, length, width of a head)
+    return prefix.unflatten(2, (own.shape[1], own.shape[3])).transpose(1, 2).to(own.dtype)
