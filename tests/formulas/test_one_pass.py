@@ -18,7 +18,6 @@ METHODS = [
     {"name": "fecam", "common": True},
     {"name": "slda", "exact": True},
 ]
-WITH_TOKENS = METHODS[:-1]
 
 
 def name(method: dict[str, Any]) -> str:
@@ -48,7 +47,7 @@ def test_the_order_of_tasks_does_not_matter(tiny: Any, modality: str, method: di
 
 
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
-@pytest.mark.parametrize("method", WITH_TOKENS, ids=name)
+@pytest.mark.parametrize("method", METHODS, ids=name)
 def test_a_prediction_does_not_depend_on_its_batch(tiny: Any, modality: str, method: dict[str, Any]) -> None:
     made, stream, config = make(tiny, modality, method)
     Trainer(made, stream, config).run()
