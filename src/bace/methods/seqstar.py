@@ -33,9 +33,10 @@ class SEQStar(SEQ):
         o_rows="O is learned as class 0 with cross-entropy; its row belongs to the first task and is frozen after it",
         stages=("head",),
         reading="The soft-max spans all seen classes. The head is the run's, cosine or linear (`head.kind`); the "
-        "authors advise cosine if there are no old data. A cosine head's scale is frozen after the first task (theirs "
-        "has none). Features are computed once, in clean views and without dropout. Rows of future classes are not "
-        "allocated (the authors' option), because their number is unknown.",
+        "authors advise cosine if there are no old data. Its scale is frozen after the first task (theirs is 1 "
+        "throughout: `head.sigma_init=1`, `head.sigma_learn=false`; rows then need more steps). Features are computed "
+        "once, in clean views and without dropout. Rows of future classes are not allocated (the authors' option), "
+        "because their number is unknown.",
     )
 
     def __init__(self, warmup_epochs: int = 3, head_epochs: int = 10, head_lr: float = 1e-3) -> None:
