@@ -76,7 +76,7 @@ class IS3(ExtendNER):
             logits = out.logits if self.old_gradient == 1 else self.debiased(out.features)
             terms["new"] = F.cross_entropy(logits[entity], batch.targets[entity])
         if self.lambda_kd and not entity.all():  # + 2 KL(softmax(z') || softmax(z) cut to the old columns) on O words
-            log_old = F.log_softmax(self.peek([batch], self.teacher).logits[~entity], 1)
+            log_old = F.log_softmax(self.infer([batch], self.teacher).logits[~entity], 1)
             terms["distil"] = self.lambda_kd * distillation(out.logits[~entity], log_old, mode="slice")
         known = self.prototypes.any(1)
         if self.lambda_proto and known.any():  # + 0.1 CE(head(p_c), c) over the old labels c
@@ -100,7 +100,7 @@ class IS3(ExtendNER):
     def after_task(self, task: Task) -> None:
         """p_c = mean of f/|f| over the words of label c, O excepted."""
         super().after_task(task)
-        trained = self.trained(task)
+        trained = self.training_examples(task)
         features, targets = self.outputs(trained).features, self.stream.labels(trained)[1]
         means = class_means(F.normalize(features, dim=1), targets, task.classes).to(self.prototypes)
         means[self.outside(torch.tensor(task.classes))] = 0.0

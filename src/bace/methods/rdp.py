@@ -83,7 +83,7 @@ class RDP(ExtendNER):
         per task, because sentences have one view and the teacher does not change."""
         if self.teacher is None or not self.pseudo or self.prototypes is not None:
             return
-        examples = self.trained(self.stream[self.now.task])
+        examples = self.training_examples(self.stream[self.now.task])
         out = self.outputs(examples, self.teacher)
         outside = self.outside(self.stream.labels(examples)[1])
         means = class_means(out.features[outside], out.logits[outside].argmax(1), range(self.now.known))
@@ -99,7 +99,7 @@ class RDP(ExtendNER):
 
     def loss(self, batch: Batch) -> Loss:
         logits = self.model(batch).logits
-        old = None if self.teacher is None else self.peek([batch], self.teacher)
+        old = None if self.teacher is None else self.infer([batch], self.teacher)
         outside, labels = self.outside(batch.targets), batch.targets
         if old is not None and self.pseudo:
             labels = torch.where(outside, self.pseudo_labels(old), labels)
