@@ -41,7 +41,7 @@ def described(method: type[Method]) -> list[str]:
     card = method.card
     assert card is not None, f"{method.title} has no card"
     return [
-        f"**{method.title}**",
+        named(method),
         method.paper,
         card.mechanism,
         ("yes" if method.uses_memory else "no") + (f"; the authors use `mode={card.replay}`" if card.replay else ""),
@@ -51,6 +51,10 @@ def described(method: type[Method]) -> list[str]:
         card.o_rows,
         card.reading,
     ]
+
+
+def named(method: type[Method]) -> str:
+    return "**" + method.title.replace("*", "\\*") + "**"  # SEQ*'s star is no markup
 
 
 def cost(method: Method, besides: str) -> str:
@@ -75,7 +79,7 @@ def verified(method: type[Method]) -> list[str]:
     tree = ast.parse(path.read_text())
     tests = sum(isinstance(node, ast.FunctionDef) and node.name.startswith("test_") for node in tree.body)
     said = " ".join((ast.get_docstring(tree) or "").split())
-    return [f"**{method.title}**", said, f"[{tests}](../tests/formulas/{path.name})"]
+    return [named(method), said, f"[{tests}](../tests/formulas/{path.name})"]
 
 
 def document() -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checks import short
 from steps import array, make
 from torch import Tensor
 
@@ -18,7 +19,6 @@ METHODS = [
     {"name": "fecam", "common": True},
     {"name": "slda", "exact": True},
 ]
-WITH_TOKENS = METHODS[:-1]
 
 
 def name(method: dict[str, Any]) -> str:
@@ -47,8 +47,23 @@ def test_the_order_of_tasks_does_not_matter(tiny: Any, modality: str, method: di
     np.testing.assert_allclose(array(again[:, columns]), array(scores), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("method", [{"name": "simplecil"}, {"name": "slda"}, short("aper")], ids=name)
+def test_the_mean_of_o_is_that_of_all_words_labelled_o_in_any_task(tiny: Any, method: dict[str, Any]) -> None:
+    """Entities of other tasks among them: they are labelled O there."""
+    made, stream, config = make(tiny, "token", method, **{"benchmark.tasks": [2, 1, 2]})
+    Trainer(made, stream, config).run()
+    everything = torch.cat([task.train for task in stream])
+    with stream.licence("a test", everything):
+        batch = stream.batch(everything)
+    x, y = array(made.features(batch)), batch.targets.numpy()
+    means = made.means if method["name"] == "slda" else made.statistics.means
+    assert len(means) == 11
+    for c in range(11):
+        np.testing.assert_allclose(array(means[c]), x[y == c].mean(0), rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
-@pytest.mark.parametrize("method", WITH_TOKENS, ids=name)
+@pytest.mark.parametrize("method", METHODS, ids=name)
 def test_a_prediction_does_not_depend_on_its_batch(tiny: Any, modality: str, method: dict[str, Any]) -> None:
     made, stream, config = make(tiny, modality, method)
     Trainer(made, stream, config).run()

@@ -31,8 +31,8 @@ def parse_method(word: str) -> tuple[str, dict[str, Any]]:
 
 
 def folder_name(label: str) -> str:
-    """A label as a folder's name: 'BaCE (W0=1, alpha=0)' -> 'BaCE-W0=1-alpha=0'."""
-    return re.sub(r"[^A-Za-z0-9.=+-]+", "-", label).strip("-")
+    """A label as a folder's name: 'BaCE (W0=1, alpha=0)' -> 'BaCE-W0=1-alpha=0', 'SEQ*' -> 'SEQstar'."""
+    return re.sub(r"[^A-Za-z0-9.=+-]+", "-", label.replace("*", "star")).strip("-")
 
 
 def run_or_continue(folder: Path, label: str, config: Config, caches: "PrefixCaches") -> Path:

@@ -40,11 +40,13 @@ def __getattr__(name: str) -> Any:
 
 
 def find_method(name: str) -> type[Method]:
-    """A method by its name ("BaCE", in any case; "derpp" for "DER++"), or a user's class by "package.Class".
+    """A method by its name ("BaCE", in any case; "derpp" for "DER++", "seqstar" for "SEQ*"), or a user's class by
+    "package.Class".
 
     Nothing is imported here but installed plug-ins (entry points of the group `bace.methods`), because the name may
     come from a stranger's file. A user's class is found once `import_method`, or the user, has imported it."""
-    stem = name.lower().replace("-", "").replace("+", "p")  # a title's file: A-GEM's is agem.py, DER++'s derpp.py
+    # a title's file: A-GEM's is agem.py, DER++'s derpp.py, SEQ*'s seqstar.py
+    stem = name.lower().replace("-", "").replace("+", "p").replace("*", "star")
     if stem in _FILES and name.lower() in (stem, _in_file(stem).title.lower()):
         return _in_file(stem)
     installed = {point.name.lower(): point for point in entry_points(group="bace.methods")}

@@ -43,12 +43,12 @@ class APER(OnePass):
         "Zhou et al., Revisiting Class-Incremental Learning with Pre-Trained Models: Generalizability and Adaptivity "
         "are All You Need, 2023 (IJCV 2024)"
     )
-    takes_o = False
     cost = Passes(0, task=2)
     card = Card(
         mechanism="adapters, prompts or scales tuned on the first task; class means of frozen and tuned features",
         besides="prediction: 2 passes. The first task: 3 new in each of its epochs",
-        o_rows="refused: the words labelled O have no one mean, and the first task would tune the features to it",
+        o_rows="class 0 in every task: its mean is that of all words labelled O so far, hidden entities among them; in "
+        "the tuning O is a class of the first task",
         reading="a cosine head with a scale that starts at 1 for the tuning, as the authors have it, over clean means "
         "afterwards; prompts of every block's own (VPT-deep), which start as its authors' do (APER's: at 0, where a "
         "LayerNorm has no gradient worth the name); scales and shifts start at N(1, 0.02) and N(0, 0.02)",

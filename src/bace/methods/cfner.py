@@ -120,11 +120,6 @@ class CFNER(ExtendNER):
             log_old = log_old.index_put((at,), guess.to(log_old).log())
         return logits, log_old
 
-    def outside(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
-        """Whether each word is labelled O."""
-        assert self.stream.background is not None
-        return targets == self.stream.background
-
     @property
     def threshold(self) -> float:
         """The probability that the most likely old label of a defined O word must reach: 0.9 in the first epoch,

@@ -64,8 +64,8 @@ class ExtendNER(ER):
 
     def grow(self, task: Task) -> None:
         super().grow(task)
-        for block in list(self.model.head.blocks)[:-1] if self.frozen else ():
-            block.requires_grad_(False)
+        if self.frozen:
+            self.model.head.freeze_old()
 
     def stages(self, task: Task) -> list[Stage]:
         (main,) = super().stages(task)
@@ -109,6 +109,11 @@ class ExtendNER(ER):
     ) -> tuple[Tensor, Tensor | None]:
         """The logits and the targets that are learned; CFNER also uses neighbours."""
         return logits, log_old
+
+    def outside(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
+        """Whether each word is labelled O."""
+        assert self.stream.background is not None
+        return targets == self.stream.background
 
     @property
     def weight(self) -> float:

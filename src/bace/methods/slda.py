@@ -31,10 +31,10 @@ class SLDA(OnePass):
 
     title = "SLDA"
     paper = "Hayes, Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, 2020"
-    takes_o = False
     card = Card(
         mechanism="frozen encoder; running class means and covariance; linear discriminant analysis",
-        o_rows="refused: words labelled O may be entities of other tasks and would enter the mean of O",
+        o_rows="class 0 in every task: its mean is that of all words labelled O so far, hidden entities among them; "
+        "most words are O, so the covariance is nearly that of O",
         reading="There is one pass over clean views, whatever the number of epochs. The recursion is the published "
         "one (`exact`: the pooled covariance), but it starts with the first example; the authors start from the "
         "shrunk covariance of the first task (`covariance`).",

@@ -35,6 +35,12 @@ class Head(nn.Module):
         rows = torch.empty(classes, self.width).uniform_(-bound, bound, generator=generator)
         self.blocks.append(nn.Parameter(rows.to(self.no_rows.device)))
 
+    def freeze_old(self) -> None:
+        """Train nothing but the newest task's rows from now on, and what all rows share (a cosine head's scale)."""
+        for parts in self.children():
+            for old in list(parts)[:-1] if isinstance(parts, nn.ParameterList) else ():
+                old.requires_grad_(False)
+
     @torch.no_grad()
     def imprint(self, rows: Tensor) -> None:  # (classes or rows of the newest task, width)
         """Start the newest rows from data; where that is 0 (a class without examples) the random rows stay."""
