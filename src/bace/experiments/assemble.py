@@ -25,7 +25,7 @@ from bace.models.frozen_prefix import PrefixCaches
 from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.loading import load_encoder
 from bace.models.model import Model
-from bace.models.text_encoder import keep_prefix
+from bace.models.text_encoder import TextEncoder, keep_prefix
 from bace.randomness import generator
 
 
@@ -62,7 +62,16 @@ def make_method(config: Config, modality: str) -> Method:
 
 def load_backbone(config: Config) -> Encoder:
     own = OWN.get(config.backbone.name)
-    return own() if own else load_encoder(config.backbone.name, image_size=config.backbone.image_size)
+    encoder: Encoder = own() if own else load_encoder(config.backbone.name, image_size=config.backbone.image_size)
+    pooling = config.backbone.pooling
+    if isinstance(encoder, TextEncoder) and pooling != "own":
+        encoder.pooling, encoder.normalised = pooling, False
+    elif pooling not in ("own", "class"):
+        raise ConfigError(
+            f"backbone.pooling is {pooling}, but only texts are pooled: the feature of '{config.backbone.name}' is "
+            "its class token. Leave it out."
+        )
+    return encoder
 
 
 def attach(

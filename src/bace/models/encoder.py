@@ -52,6 +52,7 @@ class Encoder(nn.Module):
     has_pooler: ClassVar[bool] = True
     blocks_at: ClassVar[str] = "encoder.layer"
     norm_at: ClassVar[str | None] = None
+    attention: ClassVar[str] = "sdpa"  # which of transformers' implementations
     attention_end: str  # within a block: the Linear that ends the attention branch
     mlp_end: str  # within a block: the Linear that ends the MLP branch
     # within a block: the modules that take the input of the MLP branch, and put out what is added to that input
@@ -84,6 +85,10 @@ class Encoder(nn.Module):
         """`movable` values, brought back to where inputs can be."""
         return moved
 
+    def shared(self) -> dict[str, Tensor]:
+        """What every block of the family takes besides hidden states and mask, by keyword: nothing, but for DeBERTa."""
+        return {}
+
     def run_block(
         self,
         block: int | nn.Module,  # an index, or a block that is not (or no longer) one of `blocks`, such as a copy
@@ -91,7 +96,7 @@ class Encoder(nn.Module):
         mask: Tensor | None,
     ) -> Tensor:  # (examples, tokens, width)
         module = self.blocks[block] if isinstance(block, int) else block
-        out = cast(Tensor, module(hidden, mask))
+        out = cast(Tensor, module(hidden, mask, **self.shared()))
         self.passes.total += len(hidden) * (3 if out.requires_grad else 1) / len(self.blocks)
         return out
 
