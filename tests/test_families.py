@@ -56,7 +56,7 @@ def test_every_family_learns_two_tasks(tiny: Any, folders: dict[str, str], famil
         "benchmark.tasks": [2, 2],
         "train.epochs": 12,
         "train.lr": 0.005,
-        "train.head_lr": 0.05,  
+        "train.head_lr": 0.05,
         "measure.fwt": False,
         "method": method,
     }
@@ -181,9 +181,7 @@ def test_a_transformer_in_a_folder_of_its_own_is_found(tmp_path: Path, folders: 
         ({"pooling_mode": ["mean", "max"]}, "pools by mean and max"),
     ],
 )
-def test_other_poolings_are_refused_by_name(
-    tmp_path: Path, folders: dict[str, str], pooling: Any, named: str
-) -> None:
+def test_other_poolings_are_refused_by_name(tmp_path: Path, folders: dict[str, str], pooling: Any, named: str) -> None:
     shutil.copytree(folders["bert"], tmp_path / "x")
     with pytest.raises(ConfigError, match=named):
         load_encoder(as_sentence_folder(tmp_path / "x", pooling, normalise=False))
@@ -251,3 +249,11 @@ def test_a_run_with_mean_pooling_can_be_loaded_and_predicts_as_it_scored(tiny: A
     said = bace.load(tmp_path / "run").predict([text for text, _ in lines])
     right = 100 * sum(a == label for a, (_, label) in zip(said, lines, strict=True)) / len(lines)
     assert right == pytest.approx(run.metrics["A"][-1], abs=1e-6)
+
+
+def test_pixels_that_are_not_normalised_stay_between_black_and_white(tiny: Any) -> None:
+    encoder = backbone_of(tiny, "image", **{"backbone.normalise": False})
+    assert (encoder.mean, encoder.std) == ((0.0,) * 3, (1.0,) * 3)
+    assert backbone_of(tiny, "image").mean == (0.5,) * 3
+    run = bace.run(tiny.settings("image", method="SLDA", **{"backbone.normalise": False, "measure.fwt": False}))
+    assert run.metrics["A_last"] > 45

@@ -24,8 +24,9 @@ def tiny_model(family: str, **changes: Any) -> Any:
     text = {"vocab_size": 50, "max_position_embeddings": 24, "pad_token_id": PAD}
     distil = {"dim": WIDTH, "n_layers": DEPTH, "n_heads": 4, "hidden_dim": 48, "dropout": 0.5}
     clip = {k: v for k, v in common.items() if k != "hidden_dropout_prob"} | {"attention_dropout": 0.5}
-    far = {"relative_attention": True, "position_buckets": 4, "max_relative_positions": 24, "norm_rel_ebd": "layer_norm"}
-    v3 = {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "position_biased_input": False, "type_vocab_size": 0}
+    far = {"relative_attention": True, "position_buckets": 4, "max_relative_positions": 24, "share_att_key": True}
+    v3 = {"pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "type_vocab_size": 0}
+    v3 |= far | {"norm_rel_ebd": "layer_norm"}
     modern = {"local_attention": 4, "global_attn_every_n_layers": 3, "mlp_dropout": 0.5, "attention_dropout": 0.5}
     special = {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
     settings: dict[str, tuple[str, dict[str, Any]]] = {
@@ -36,7 +37,7 @@ def tiny_model(family: str, **changes: Any) -> Any:
         "roberta": ("Roberta", common | text | {"intermediate_size": 48, "type_vocab_size": 2}),
         "distilbert": ("DistilBert", distil | text),
         "clip": ("CLIPVision", clip | image | {"intermediate_size": 48}),
-        "deberta-v2": ("DebertaV2", common | text | far | v3 | {"intermediate_size": 48}),
+        "deberta-v2": ("DebertaV2", common | text | v3 | {"intermediate_size": 48}),
         "modernbert": ("ModernBert", common | text | modern | special | {"intermediate_size": 48}),
     }
     name, config = settings[family]

@@ -91,6 +91,8 @@ class Backbone:
             and not in every epoch; for texts and entities, and of no use without freeze. 0: none, as in a Learner.
         adapter: hidden size of Houlsby adapters; then only adapters, LayerNorms and head are trained. 0: none.
         image_size: side of the pictures that the encoder is given; default: its own.
+        normalise: pictures: pixels are normalised with the encoder's own mean and standard deviation; off: they stay in
+            [0, 1], as LAMDA-PILOT gives them to every encoder.
         pooling: the feature of a text: its class token, or the mean or maximum over its tokens. "own": what a folder of
             sentence-transformers says (also whether features have unit length), of others the class token.
     """
@@ -100,6 +102,7 @@ class Backbone:
     cache: int = 0
     adapter: int = 0
     image_size: int | None = None
+    normalise: bool = True
     pooling: Literal["own", "class", "mean", "max"] = "own"
 
 

@@ -396,6 +396,20 @@ BENCHMARKS: dict[str, Benchmark] = {
             {**_HARD_DESK, "memory.per_class": 2},
         ),
         *_pictures(
+            "imagenet-a",
+            "ImageNet-A (natural adversarial examples), 10 tasks of 20 classes",
+            (datasets.IMAGENET_A,),
+            {**_HARD, "memory.per_class": 20},
+            {**_HARD_DESK, "memory.per_class": 2},
+        ),
+        *_pictures(
+            "cub",
+            "CUB-200 (birds), 20 tasks of 10 classes",
+            (datasets.CUB,),
+            {**_HARD, "benchmark.tasks": 20, "memory.per_class": 20},
+            {**_HARD_DESK, "memory.per_class": 2},
+        ),
+        *_pictures(
             "omnibenchmark",
             "OmniBenchmark, 10 tasks of 30 classes",
             (datasets.OMNIBENCHMARK,),

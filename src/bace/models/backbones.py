@@ -105,7 +105,7 @@ KNOWN: tuple[Known, ...] = (
     _hub("openai/clip-vit-base-patch16", "clip", 768, 12, "CLIP's image tower; its class token, not projected", "MIT"),
     _hub("FacebookAI/roberta-base", "roberta", 768, 12, "", "MIT"),
     _hub("distilbert/distilbert-base-cased", "distilbert", 768, 6, ""),
-    _hub("microsoft/deberta-v3-base", "deberta-v2", 768, 12, "needs conversion: docs/text.md", "MIT"),
+    _hub("microsoft/deberta-v3-base", "deberta-v2", 768, 12, "has to be converted: docs/text.md", "MIT"),
     _hub("answerdotai/ModernBERT-base", "modernbert", 768, 22, "texts of up to 8,192 tokens; local attention"),
 )
 

@@ -70,8 +70,8 @@ def read_sentence_folder(folder: Path) -> Sentence | None:
         raise DataError(f"{listed} is no list of modules with type and path ({first_line(error)}).") from error
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ConfigError(
-            f"{listed} has the modules {', '.join(kinds) or 'none'}; supported are Transformer, Pooling and, if wanted, "
-            "Normalize. Give the folder of its transformer without modules.json to use that alone."
+            f"{listed} has the modules {', '.join(kinds) or 'none'}; supported are Transformer, Pooling and, if "
+            "wanted, Normalize. Give the folder of its transformer without modules.json to use that alone."
         )
     return Sentence(paths[0], _pooling(paths[1] / "config.json"), len(kinds) == 3)
 
