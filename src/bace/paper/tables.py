@@ -254,7 +254,7 @@ WITHOUT_MEMORY = ("HAT", "OWM", "SLDA", "PASS", "L2P")
 WITH_MEMORY = ("iCaRL", "A-GEM", "EEIL", "GD", "DER++", "HAL", "MORE", "ROW", "BaCE")
 
 # The protocol of methods for pre-trained encoders (LAMDA-PILOT): tasks of equal size from the first on, one class
-# order, their crops of pixels that are not normalised. Methods bring their own recipes; this is what is left to the run.
+# order, their crops of pixels that are not normalised. Methods bring their own recipes; this is left to the run.
 PTM = {
     "benchmark.class_order": "numpy",
     "benchmark.seed": 1993,
@@ -264,12 +264,9 @@ PTM = {
     "memory.select": "herding",
 }
 PTM_FREE = ("SimpleCIL", "APER", "FeCAM", "SLCA", "EASE", "MOS", "SD-LoRA")
-PTM_REPLAY = ("iCaRL", "FOSTER", "MEMO")
-PTM_OWN = {
+PTM_OWN: dict[str, dict[str, Any]] = {
     "L2P": {"recipe": "cifar100", "gamma": 0.1},
-    "FOSTER": {"init_epochs": 20, "boost_epochs": 20, "compress_epochs": 20, "mode": "concat"},
-    "iCaRL": {"mode": "concat"},
-    "MEMO": {"mode": "concat"},
+    **{name: {"mode": "concat"} for name in ("iCaRL", "MEMO", "FOSTER")},
 }
 
 
@@ -288,12 +285,17 @@ def _ptm(benchmark: str, dataset: str, classes: int, steps: tuple[int, ...], **c
         desk={"backbone.freeze": 0},  # adapters, LoRA and prompts in every block
         group=f"ptm-{benchmark}",
     )
-    replay = {"full": {**full, "train.lr": 1e-3}, "per_class": {"full": 20, "desk": 2}, "buffers": (total,)}
+    full_replay = {**full, "train.lr": 1e-3}
+    replay = replace(
+        block, buffers=(total,), full=full_replay, per_class={"full": 20, "desk": 2}, desk_buffers={total: 2 * classes}
+    )
+    foster = {f"method.{stage}_epochs": 20 for stage in ("init", "boost", "compress")}
     return (
         block.of(*PTM_FREE),
         block.of("RanPAC", desk={**block.desk, "method.M": 2000}),  # of 10,000 it keeps 800 MB
         block.of("L2P", full={**full, "train.epochs": 5, "train.batch_size": 16}),
-        block.of(*PTM_REPLAY, desk_buffers={total: 2 * classes}, **replay),
+        replay.of("iCaRL", "MEMO"),
+        replay.of("FOSTER", full={**full_replay, **foster}),
     )
 
 
