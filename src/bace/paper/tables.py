@@ -263,7 +263,7 @@ PTM = {
     "train.weight_decay": 5e-4,
     "memory.select": "herding",
 }
-PTM_FREE = ("SimpleCIL", "APER", "FeCAM", "SLCA", "EASE", "MOS", "SD-LoRA")
+PTM_FREE = ("SimpleCIL", "APER", "FeCAM", "SLCA", "EASE", "DualPrompt", "CODA-Prompt", "MOS", "SD-LoRA")
 PTM_OWN: dict[str, dict[str, Any]] = {
     "L2P": {"recipe": "cifar100", "gamma": 0.1},
     **{name: {"mode": "concat"} for name in ("iCaRL", "MEMO", "FOSTER")},
