@@ -59,9 +59,9 @@ BENCHMARKS_TEXT = """
 
 The defaults are the paper's settings, and every number is a setting (`bace run --benchmark NAME --print_config`). A
 desk version is the same declaration with other numbers, so that two CPU cores can run it: few images per class and
-ViT-Tiny at a small image size, or MiniLM for texts. ImageNet-R, ObjectNet and OmniBenchmark take their classes in the
-order of NumPy's permutation with seed 1993 of the folder names sorted as text. VTAB takes them in the order of its
-folders.
+ViT-Tiny at a small image size, or MiniLM for texts. ImageNet-R, ImageNet-A, ObjectNet, CUB-200 and OmniBenchmark take
+their classes in the order of NumPy's permutation with seed 1993 of the folder names sorted as text. VTAB takes them in
+the order of its folders. ImageNet-A and CUB-200 are not in the paper; `bace paper run ptm` uses them (docs/paper.md).
 
 """
 
@@ -72,13 +72,22 @@ A backbone is one of:
 
 - a name from this table,
 - a hub id,
-- a folder in the layout of transformers (`save_pretrained`) or of timm's hub repositories,
+- a folder in the layout of transformers (`save_pretrained`) or of timm's hub repositories. The families are ViT, DeiT,
+  DINOv2 and CLIP (its image tower) for images, and BERT, RoBERTa, DistilBERT, DeBERTa (v3, and v2 without convolution)
+  and ModernBERT for texts. Adapters, LoRA, prompts, gates and frozen blocks work in all of them,
+- a folder of sentence-transformers: `modules.json` with a transformer of these families, a pooling (`cls`, `mean` or
+  `max`) and, if wanted, `Normalize`. The feature of a text is then what that folder says,
 - a weights file of a plain ViT: Google's `.npz`, or `.safetensors` or a PyTorch file (`.pth`, `.pt`, `.bin`) with
   timm's names. PyTorch files are read with `weights_only=True`.
 
 Names and relative paths are looked up in the current folder and then in the folder that `BACE_MODELS` names (default:
 the folder `models` beside `BACE_DATA`), as `NAME`, `NAME.pth`, `NAME.safetensors`, `NAME.npz` or the last part of the
 hub id, and then on the hub.
+
+Images are normalised as the `preprocessor_config.json` in the folder says; without one, ViT uses 0.5, CLIP its own mean
+and standard deviation and the other families those of ImageNet. `backbone.normalise = false` leaves pixels in [0, 1].
+The feature of CLIP is its class token before the projection. `backbone.pooling` chooses the feature of a text (`class`,
+`mean`, `max`); by default the folder does, and without a folder of sentence-transformers it is the class token.
 
 `deit-small-611` is DeiT-S/16 without distillation token, trained on the 611 classes of ImageNet that are unlike those
 of CIFAR and Tiny-ImageNet. Its file is not on the hub: get the checkpoint from the authors' pages and save it in that

@@ -205,8 +205,20 @@ def test_new_adapters_and_adapters_of_scale_zero_change_no_bit(encoders: dict[st
     assert torch.equal(encoder(inputs), plain)
 
 
-def block_by_parts(family: str, block: Any, hidden: Tensor, mask: Tensor | None, added: Any) -> Tensor:
+def block_by_parts(family: str, block: Any, hidden: Tensor, mask: Tensor | None, added: Any, shared: Any) -> Tensor:
     """A block from its modules, where `added(x)` joins the MLP branch; x is the input of that branch."""
+    if family == "clip":
+        x = hidden + block.self_attn(block.layer_norm1(hidden), mask)[0]
+        return x + block.mlp(block.layer_norm2(x)) + added(x)
+    if family == "modernbert":
+        layer, at = block.layer, torch.arange(hidden.shape[1])
+        if layer.attention_type == "sliding_attention":
+            mask = mask & ((at[:, None] - at).abs() <= 2) | torch.eye(len(at)).bool()
+        turned = block.rotary(hidden, at[None], layer.attention_type)
+        x = hidden + layer.attn(layer.attn_norm(hidden), turned, mask)[0]
+        return x + layer.mlp(layer.mlp_norm(x)) + added(x)
+    if family == "deberta-v2":
+        block = block.layer
     if family in ("vit", "deit"):
         x = hidden + block.attention(block.layernorm_before(hidden), mask)[0]
         return x + block.mlp(block.layernorm_after(x)) + added(x)
@@ -216,7 +228,7 @@ def block_by_parts(family: str, block: Any, hidden: Tensor, mask: Tensor | None,
     if family == "distilbert":
         x = block.sa_layer_norm(hidden + block.attention(hidden, attention_mask=mask)[0])
         return block.output_layer_norm(x + block.ffn(x) + added(x))
-    x = block.attention(hidden, mask)[0]
+    x = block.attention(hidden, mask, **shared)[0]
     return block.output.LayerNorm(x + block.output.dense(block.intermediate(x)) + added(x))
 
 
@@ -232,7 +244,7 @@ def test_adapters_stand_beside_the_mlp_of_every_block(encoders: dict[str, Encode
             down, up = adapter.down, adapter.up
             return 0.1 * ((x @ down.weight.T + down.bias).relu() @ up.weight.T + up.bias)
 
-        hidden = block_by_parts(family, block, hidden, mask, added)
+        hidden = block_by_parts(family, block, hidden, mask, added, encoder.shared())
     torch.testing.assert_close(encoder(inputs), encoders[family].finish(hidden), atol=1e-5, rtol=1e-4)
 
 
@@ -274,6 +286,9 @@ PROJECTIONS = {
     "bert": ("attention.self.query", "attention.self.value"),
     "roberta": ("attention.self.query", "attention.self.value"),
     "distilbert": ("attention.q_lin", "attention.v_lin"),
+    "clip": ("self_attn.q_proj", "self_attn.v_proj"),
+    "deberta-v2": ("layer.attention.self.query_proj", "layer.attention.self.value_proj"),
+    "modernbert": ("layer.attn.Wqkv.query", "layer.attn.Wqkv.value"),
 }
 
 
@@ -325,11 +340,13 @@ def test_scales_and_shifts_can_be_folded_into_every_linear_map_and_norm(
     encoder, additions = with_sets(encoders[family], "scale and shift")
     folded = copy.deepcopy(encoders[family])
     scaled = [m for m in folded.modules() if isinstance(m, nn.Linear | nn.LayerNorm | nn.Conv2d)]
-    assert len(scaled) == additions.sites == DEPTH * 8 + (2 if family not in TEXTS else 1)
+    beside = {"clip": 3, "deberta-v2": 2}.get(family, 1 if family in TEXTS else 2)  # of embeddings and final norm
+    assert len(scaled) == additions.sites == DEPTH * 8 + beside
     with torch.no_grad():
         for module, part in zip(scaled, additions.sets[1], strict=True):
             module.weight *= part.scale.reshape(-1, *[1] * (module.weight.ndim - 1))
-            module.bias.copy_(part.scale * module.bias + part.shift)
+            bias = part.shift if module.bias is None else part.scale * module.bias + part.shift
+            module.bias = nn.Parameter(bias.clone())
     torch.testing.assert_close(encoder(inputs), folded(inputs), atol=1e-4, rtol=1e-3)
 
 
@@ -340,7 +357,7 @@ def test_scales_and_shifts_can_be_folded_into_every_linear_map_and_norm(
 def test_every_block_attends_to_prompts_of_its_own_which_leave_behind_it(
     encoders: dict[str, Encoder], family: str
 ) -> None:
-    """One input at a time, without its padding: prompts at the end, where it makes no difference that they stand."""
+    """One input at a time, without its padding: prompts at the end, but for families whose blocks know positions."""
     inputs = tiny_inputs(family)
     encoder, additions = with_sets(encoders[family], "prompts")
     found = encoder(inputs)
@@ -351,7 +368,12 @@ def test_every_block_attends_to_prompts_of_its_own_which_leave_behind_it(
         hidden, _ = encoders[family].embed(own)
         length = hidden.shape[1]
         for block, part in zip(encoders[family].blocks, additions.sets[1], strict=True):
-            hidden = block(torch.cat([hidden, part.tokens[None]], 1), None)[:, :length]
+            if family in ("deberta-v2", "modernbert"):
+                everything = torch.ones(1, 1, 1, length + 4, dtype=torch.bool)
+                longer = torch.cat([part.tokens[None], hidden], 1)
+                hidden = block(longer, everything, **encoders[family].shared())[:, 4:]
+            else:
+                hidden = block(torch.cat([hidden, part.tokens[None]], 1), None)[:, :length]
         expected = encoders[family].finish(hidden)[0]
         torch.testing.assert_close(found[i, :length], expected, atol=1e-4, rtol=1e-3)
 

@@ -210,7 +210,7 @@ def test_printed_numbers_are_found_by_their_place() -> None:
 def test_every_table_and_figure_is_there() -> None:
     tables = {"cifar100", "five_datasets", "alpha", "deit", "challenging", "text", "ner"}
     figures = {f"f{n}" for n in (1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13)}
-    assert set(ENTRIES) == tables | figures | {"controls"}
+    assert set(ENTRIES) == tables | figures | {"controls", "ptm"}
 
 
 def test_columns_curves_and_matrices_are_known() -> None:
@@ -253,11 +253,44 @@ def test_runs_with_different_settings_have_different_folders() -> None:
         assert len(settings) == len(ALL_CELLS)
 
 
+def test_the_protocol_of_pre_trained_encoders_has_tasks_of_their_sizes_in_their_order() -> None:
+    """LAMDA-PILOT's B0-IncN: N classes a task from the first on; VTAB's classes come as they are."""
+    increments: dict[str, set[int]] = {}
+    classes = {"cifar100": 100, "imagenet-r": 200, "imagenet-a": 200, "cub": 200, "omnibenchmark": 300, "vtab": 50}
+    for cell in ENTRIES["ptm"].cells():
+        name = cell.block.benchmark
+        assert classes[name] == BENCHMARKS[name].corpora[0].counts.classes
+        increments.setdefault(name, set()).add(classes[name] // cell.steps)
+        assert classes[name] % cell.steps == 0
+        for scale in tables.SCALES:
+            asked = cell.settings(scale)
+            order = None if name == "vtab" else "numpy"
+            assert (asked["benchmark.class_order"], asked["benchmark.seed"]) == (order, 1993)
+            assert (asked["benchmark.crop"], asked["backbone.normalise"]) == ("area", False)
+        assert cell.settings("full")["backbone.name"] == "vit-b16-in21k"
+        kept = cell.settings("full").get("memory.per_class", 0)
+        assert (kept, cell.buffer) == ((20, 20 * classes[name]) if find_method(cell.method).uses_memory else (0, 0))
+    expected = {"cifar100": {5, 10}, "imagenet-r": {5, 20}, "imagenet-a": {20}, "cub": {10}}
+    assert increments == {**expected, "omnibenchmark": {30}, "vtab": {10}}
+
+
+def test_printed_numbers_of_the_protocol_have_their_cells_and_name_their_sources() -> None:
+    cells = {(c.block.dataset, str(c.steps), str(c.buffer), c.method) for c in ENTRIES["ptm"].cells()}
+    printed = {key: value for key, value in all_published().items() if key[0] == "ptm"}
+    assert {key[1:5] for key in printed} <= cells
+    assert {key[5] for key in printed} == {"A_last", "A_avg"} == set(ENTRIES["ptm"].columns)
+    assert all(value.note for value in printed.values())
+    ranpac = next(c for c in ENTRIES["ptm"].cells() if c.key == ("ptm-cifar100", 10, 0, "RanPAC"))
+    assert [published("ptm", ranpac, metric).mean for metric in ("A_last", "A_avg")] == [92.2, 94.4]
+
+
 def test_desk_scale_is_the_same_declaration_with_other_numbers() -> None:
     for cell in ALL_CELLS.values():
         desk, full = cell.settings("desk"), cell.settings("full")
         assert desk["benchmark.name"] == full["benchmark.name"] + "-desk"
         for key, value in desk.items():
+            if key == "method.M":  # RanPAC's random features: their number is a size like that of the data
+                continue
             if key.startswith("method.") or key in ("benchmark.tasks", "studies"):
                 assert full[key] == value
 
@@ -279,7 +312,8 @@ def test_settings_of_a_few_cells_are_the_papers() -> None:
 
 @complete
 def test_every_cell_asks_for_settings_that_exist_and_data_that_its_method_can_learn() -> None:
-    settings_of = {title: set(make_parser(find_method(title)).get_defaults().keys()) for title in TITLES}
+    titles = {str(cell.settings("full")["method.name"]) for cell in ALL_CELLS.values()}
+    settings_of = {title: set(make_parser(find_method(title)).get_defaults().keys()) for title in titles}
     for cell in ALL_CELLS.values():
         for scale in tables.SCALES:
             asked = cell.settings(scale)

@@ -25,6 +25,7 @@ from bace.errors import ConfigError, DataError
 from bace.experiments.stream import make_stream
 from bace.models.loading import load_encoder
 
+LATER = ("imagenet-a", "cub")  # which the paper does not have
 NAMES = ("cifar100", "cifar10", "five-datasets", "tiny-imagenet", "imagenet-r", "objectnet", "omnibenchmark", "vtab")
 
 
@@ -59,10 +60,10 @@ def five(nowhere: Path) -> Path:
 
 
 def test_every_dataset_of_the_paper_is_declared_with_a_desk_version_that_differs_in_numbers_only() -> None:
-    for name in (*NAMES, "topics", "entities"):
+    for name in (*NAMES, *LATER, "topics", "entities"):
         full, desk = find_benchmark(name), find_benchmark(f"{name}-desk")
         assert full.corpora
-        if name in NAMES:
+        if name in (*NAMES, *LATER):
             assert (desk.parts, desk.corpora, desk.modality) == (full.parts, full.corpora, full.modality)
             assert set(full.defaults) <= set(desk.defaults)
             config = config_from({"benchmark": desk.name})
@@ -81,6 +82,8 @@ def test_every_dataset_of_the_paper_is_declared_with_a_desk_version_that_differs
         ("objectnet", 10, (0, 5), "vit-b16-in21k", 0),
         ("omnibenchmark", 10, (0, 5), "vit-b16-in21k", 0),
         ("vtab", 10, (0, 5), "vit-b16-in21k", 0),
+        ("imagenet-a", 10, (0, 20), "vit-b16-in21k", 0),
+        ("cub", 20, (0, 20), "vit-b16-in21k", 0),
     ],
 )
 def test_the_papers_settings_are_the_defaults(
@@ -90,7 +93,7 @@ def test_the_papers_settings_are_the_defaults(
     assert config.benchmark["tasks"] == tasks
     assert (config.memory.size, config.memory.per_class) == memory
     assert (config.backbone.name, config.backbone.adapter) == (backbone, adapter)
-    shuffled = name in ("imagenet-r", "objectnet", "omnibenchmark")
+    shuffled = name in ("imagenet-r", "objectnet", "omnibenchmark", *LATER)
     assert config.benchmark["class_order"] == ("numpy" if shuffled else None)
 
 
@@ -181,6 +184,34 @@ def test_a_set_without_a_test_split_holds_out_its_published_share(nowhere: Path)
     assert [len(part.test) for part in parts] == [4, 4, *[2] * 8]
     train, test = (set(getattr(parts[0], split).inputs.rows) for split in ("train", "test"))
     assert not train & test
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "total"),
+    [("imagenet-a", "imagenet-a/imagenet-a", 7_500), ("cub", "CUB_200_2011/images", 11_788)],
+)
+def test_the_later_sets_are_read_as_published_and_as_cut_for_their_literature(
+    nowhere: Path, name: str, folder: str, total: int
+) -> None:
+    corpus = find_benchmark(name).corpora[0]
+    assert corpus.counts is not None
+    assert corpus.counts.train + corpus.counts.test == total  # all of the set, four fifths of each class to learn from
+    classes = [f"{c:03}.Bird_{c}" for c in range(1, 11)]
+    write_folders(nowhere / folder, classes, 5)
+    (nowhere / folder / "README.txt").write_text("as in the archive")
+    cut = DataSettings(tasks=5, class_order="numpy", seed=1993)
+    with pytest.warns(UserWarning, match=f"{name} has 40 training and 10 test examples, as published"):
+        parts = find_benchmark(name).parts(cut)
+    assert [(len(part.train), len(part.test)) for part in parts] == [(8, 2)] * 5
+    np.random.seed(1993)
+    first = np.random.permutation(10)[:2]
+    assert parts[0].classes == [classes[i] for i in first]
+    own = nowhere / "cut" / name
+    write_folders(own / "train", classes[:5], 3)
+    write_folders(own / "test", classes[:5], 2)
+    with pytest.warns(UserWarning, match="as published"):
+        parts = find_benchmark(name).parts(replace(cut, path=str(own)))
+    assert [(len(part.train), len(part.test)) for part in parts] == [(3, 2)] * 5
 
 
 def test_unequal_pictures_are_kept_at_256_pixels_or_as_told_and_decoded_once(

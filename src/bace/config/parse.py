@@ -73,7 +73,7 @@ LARGEST = 2**53  # of whole numbers: torch overflows on more than 2**63, and JSO
 RETIRED = frozenset({"method.speedups"})
 # Settings that version 0.1 did not have, as it behaved; of a method, or ("") of all.
 IN_0_1: dict[str, dict[str, Any]] = {
-    "": {"train.replay_o": "label", "checkpoint.minutes": 0.0},
+    "": {"train.replay_o": "label", "checkpoint.minutes": 0.0, "backbone.pooling": "class"},
     "a-gem": {"method.step": "plain"},
     "bace": {"method.kl_direction": "forward"},
     "beef": {"method.fuse_steps": 0},

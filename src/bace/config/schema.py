@@ -84,13 +84,17 @@ class Backbone:
     """The pre-trained encoder.
 
     Args:
-        name: a name of `bace list backbones`, a hub id, a folder in transformers' or timm's layout, or a ViT weights
-            file (.npz, .safetensors, .pth).
+        name: a name of `bace list backbones`, a hub id, a folder in the layout of transformers, timm or
+            sentence-transformers, or a ViT weights file (.npz, .safetensors, .pth).
         freeze: how many of the lowest blocks are frozen (with the embedding).
         cache: megabytes of memory in which runs keep what frozen blocks make of each text, so that it is computed once
             and not in every epoch; for texts and entities, and of no use without freeze. 0: none, as in a Learner.
         adapter: hidden size of Houlsby adapters; then only adapters, LayerNorms and head are trained. 0: none.
         image_size: side of the pictures that the encoder is given; default: its own.
+        normalise: pictures: pixels are normalised with the encoder's own mean and standard deviation; off: they stay in
+            [0, 1], as LAMDA-PILOT gives them to every encoder.
+        pooling: the feature of a text: its class token, or the mean or maximum over its tokens. "own": what a folder of
+            sentence-transformers says (also whether features have unit length), of others the class token.
     """
 
     name: str = "digits-vit"
@@ -98,6 +102,8 @@ class Backbone:
     cache: int = 0
     adapter: int = 0
     image_size: int | None = None
+    normalise: bool = True
+    pooling: Literal["own", "class", "mean", "max"] = "own"
 
 
 @dataclass

@@ -150,6 +150,27 @@ IMAGENET_R = Corpus(
     unpacked="imagenet-r",
     held_out=0.2,
 )
+IMAGENET_A = Corpus(
+    "imagenet-a",
+    None,
+    f"https://github.com/hendrycks/natural-adv-examples, MIT; {_REVISITING}",
+    title="ImageNet-A",
+    counts=Counts(200, 5_981, 1_519),
+    layout=f"{_CLASS_FOLDERS}, or <class>/ alone (then a fifth is held out as the test)",
+    unpacked="imagenet-a",
+    held_out=0.2,
+)
+CUB = Corpus(
+    "cub",
+    None,
+    f"https://www.vision.caltech.edu/datasets/cub_200_2011, for non-commercial use; {_REVISITING}",
+    title="CUB-200",
+    counts=Counts(200, 9_430, 2_358),
+    layout=f"{_CLASS_FOLDERS}, or <class>/ alone, as below images/ of the original (then a fifth is held out as the "
+    "test, for this literature cuts it so; the original's own split is half and half)",
+    unpacked="CUB_200_2011/images",
+    held_out=0.2,
+)
 OBJECTNET = Corpus(
     "objectnet",
     None,

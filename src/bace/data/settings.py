@@ -1,6 +1,7 @@
 """The settings of every benchmark."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from bace.config.schema import Config
 
@@ -23,6 +24,9 @@ class DataSettings:
         test_fraction: hold out this share of each class (of the sentences) as the test, for data without a test split.
         val_fraction: share of each class's training examples (of a task's sentences) held out for validation.
         augment: random crops (and flips) in training.
+        crop: how random crops are cut: a window at a random place, as large as the clean view (`window`), or a part of
+            5 to 100 % of the area, up to a third wider or higher than square (`area`, as in LAMDA-PILOT). Then the
+            clean view of pictures of all sizes is the central window of 7/8.
         flip: mirror pictures at random; off for digits and letters.
         image_size: side of the squares as which pictures are kept; default: as they are if all have one size, else 256.
         max_length: longest text in tokens; longer texts are cut, longer sentences are windowed.
@@ -41,6 +45,7 @@ class DataSettings:
     test_fraction: float = 0.0
     val_fraction: float = 0.0
     augment: bool = True
+    crop: Literal["window", "area"] = "window"
     flip: bool = True
     image_size: int | None = None
     max_length: int = 128

@@ -23,9 +23,10 @@ from bace.models.backbones import OWN
 from bace.models.encoder import Encoder, PassCounter, freeze_prefix
 from bace.models.frozen_prefix import PrefixCaches
 from bace.models.heads import CosineHead, Head, LinearHead
+from bace.models.image_encoder import ImageEncoder
 from bace.models.loading import load_encoder
 from bace.models.model import Model
-from bace.models.text_encoder import keep_prefix
+from bace.models.text_encoder import TextEncoder, keep_prefix
 from bace.randomness import generator
 
 
@@ -62,7 +63,18 @@ def make_method(config: Config, modality: str) -> Method:
 
 def load_backbone(config: Config) -> Encoder:
     own = OWN.get(config.backbone.name)
-    return own() if own else load_encoder(config.backbone.name, image_size=config.backbone.image_size)
+    encoder: Encoder = own() if own else load_encoder(config.backbone.name, image_size=config.backbone.image_size)
+    if isinstance(encoder, ImageEncoder) and not config.backbone.normalise:
+        encoder.mean, encoder.std = (0.0,) * encoder.channels, (1.0,) * encoder.channels
+    pooling = config.backbone.pooling
+    if isinstance(encoder, TextEncoder) and pooling != "own":
+        encoder.pooling, encoder.normalised = pooling, False
+    elif pooling not in ("own", "class"):
+        raise ConfigError(
+            f"backbone.pooling is {pooling}, but only texts are pooled: the feature of '{config.backbone.name}' is "
+            "its class token. Leave it out."
+        )
+    return encoder
 
 
 def attach(

@@ -11,10 +11,10 @@ from typing import Any
 from bace.errors import ConfigError, closest_name
 from bace.models.weights import WEIGHTS_SUFFIXES
 
-_TEXTS = ("bert", "roberta", "distilbert")
+_TEXTS = ("bert", "roberta", "distilbert", "deberta-v2", "modernbert")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # Weights without pickle, and what the tokenizers need.
-_HUB_FILES = ["*.json", "model*.safetensors", "vocab.txt", "merges.txt"]
+_HUB_FILES = ["*.json", "model*.safetensors", "vocab.txt", "merges.txt", "spm.model"]
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,11 @@ KNOWN: tuple[Known, ...] = (
     _hub("google/vit-base-patch16-224-in21k", "vit", 768, 12, "the first ViT-B/16: ImageNet-21k"),
     _hub("facebook/deit-small-patch16-224", "vit", 384, 12, "DeiT-S without distillation token, stored as a ViT"),
     _hub("facebook/dinov2-base", "dinov2", 768, 12, "self-supervised; patch 14"),
+    _hub("openai/clip-vit-base-patch16", "clip", 768, 12, "CLIP's image tower; its class token, not projected", "MIT"),
     _hub("FacebookAI/roberta-base", "roberta", 768, 12, "", "MIT"),
     _hub("distilbert/distilbert-base-cased", "distilbert", 768, 6, ""),
+    _hub("microsoft/deberta-v3-base", "deberta-v2", 768, 12, "has to be converted: docs/text.md", "MIT"),
+    _hub("answerdotai/ModernBERT-base", "modernbert", 768, 22, "texts of up to 8,192 tokens; local attention"),
 )
 
 

@@ -55,6 +55,7 @@ class Encoder(nn.Module):
     has_pooler: ClassVar[bool] = True
     blocks_at: ClassVar[str] = "encoder.layer"
     norm_at: ClassVar[str | None] = None
+    attention: ClassVar[str] = "sdpa"  # which of transformers' implementations
     attention_end: str  # within a block: the Linear that ends the attention branch
     mlp_end: str  # within a block: the Linear that ends the MLP branch
     # within a block: the modules that take the input of the MLP branch, and put out what is added to that input
@@ -88,6 +89,10 @@ class Encoder(nn.Module):
         """`movable` values, brought back to where inputs can be."""
         return moved
 
+    def shared(self) -> dict[str, Tensor]:
+        """What every block of the family takes besides hidden states and mask, by keyword: nothing, but for DeBERTa."""
+        return {}
+
     def run_block(
         self,
         block: int | nn.Module,  # an index, or a block that is not (or no longer) one of `blocks`, such as a copy
@@ -96,9 +101,11 @@ class Encoder(nn.Module):
         prefix: Prefix | None = None,  # before the keys and the values of its attention, for each example its own
     ) -> Tensor:  # (examples, tokens, width)
         module = self.blocks[block] if isinstance(block, int) else block
+        options: dict[str, Any] = self.shared()
         if prefix is not None:
             self.check_prefixes()
-        out = cast(Tensor, module(hidden, mask) if prefix is None else module(hidden, mask, prefix=prefix))
+            options = {**options, "prefix": prefix}
+        out = cast(Tensor, module(hidden, mask, **options))
         if not torch.compiler.is_exporting():  # where the number of examples is a symbol
             self.passes.total += len(hidden) * (3 if out.requires_grad else 1) / len(self.blocks)
         return out
@@ -108,7 +115,7 @@ class Encoder(nn.Module):
         if not self.takes_prefixes:
             raise ConfigError(
                 f"{type(self).__name__} takes no keys and values before those of its blocks, which prefix prompts are. "
-                "Choose a backbone of the families ViT, DeiT, DINOv2, BERT, RoBERTa or DistilBERT"
+                "Choose a backbone of the families ViT, DeiT, DINOv2, CLIP, BERT, RoBERTa or DistilBERT"
             )
 
     def finish(

@@ -16,19 +16,26 @@ from bace.files import inside
 from bace.models import prefix_attention
 from bace.models.backbones import backbone_path, find_backbone
 from bace.models.bert import BertEncoder, DistilBertEncoder, RobertaEncoder
+from bace.models.deberta import DebertaEncoder
 from bace.models.encoder import Encoder
 from bace.models.image_encoder import IMAGENET_MEAN, IMAGENET_STD, ImageEncoder
+from bace.models.modernbert import ModernBertEncoder
+from bace.models.pooling import read_sentence_folder
 from bace.models.text_encoder import TextEncoder
-from bace.models.vit import DeiTEncoder, Dinov2Encoder, ViTEncoder, fill_vit
+from bace.models.vit import ClipEncoder, DeiTEncoder, Dinov2Encoder, ViTEncoder, fill_vit
 from bace.models.weights import first_line, read_json, read_weights
 
 FAMILIES: dict[str, type[ImageEncoder] | type[TextEncoder]] = {  # by the `model_type` of config.json
     "vit": ViTEncoder,
     "deit": DeiTEncoder,
     "dinov2": Dinov2Encoder,
+    "clip": ClipEncoder,
+    "clip_vision_model": ClipEncoder,
     "bert": BertEncoder,
     "roberta": RobertaEncoder,
     "distilbert": DistilBertEncoder,
+    "deberta-v2": DebertaEncoder,  # of DeBERTa-v3 too
+    "modernbert": ModernBertEncoder,
 }
 
 
@@ -36,19 +43,23 @@ def load_encoder(name: str, *, image_size: int | None = None) -> Encoder:
     """A pre-trained encoder, in torch's default dtype (float32 unless set otherwise) and eval mode.
 
     Args:
-        name: a name of `bace list backbones`, a hub id, a folder in the layout of transformers or of timm's hub sets,
-            or a weights file of a ViT: `.npz` as Google published them, `.safetensors` or PyTorch's `.pth` with timm's
-            names.
+        name: a name of `bace list backbones`, a hub id, a folder in the layout of transformers, of timm's hub sets or
+            of sentence-transformers (whose pooling it then has), or a weights file of a ViT: `.npz` as Google published
+            them, `.safetensors` or PyTorch's `.pth` with timm's names.
         image_size: side of the pictures it will be given, if not the one it was made for; images only.
     """
     path = backbone_path(name)
-    file = _weights_file(path)
-    family, model, preprocessing = _load_file(file, name) if file else _load_folder(path)
+    file, sentence = _weights_file(path), read_sentence_folder(path)
+    folder = sentence.transformer if sentence else path
+    family, model, preprocessing = _load_file(file, name) if file else _load_folder(folder)
     if issubclass(family, ImageEncoder):
         return family(model, preprocessing, image_size).eval()
     if image_size is not None:
         raise ConfigError(f"backbone '{name}' reads texts: leave image_size out, it is {image_size}.")
-    return family(model).eval()
+    encoder = family(model).eval()
+    if sentence:
+        encoder.pooling, encoder.normalised = sentence.pooling, sentence.normalised
+    return encoder
 
 
 def describe_backbone(name: str) -> dict[str, Any]:
@@ -123,7 +134,7 @@ def _load_folder(folder: Path) -> _Loaded:
             model, info = getattr(transformers, family.transformers_class).from_pretrained(
                 folder,
                 dtype=torch.get_default_dtype(),
-                attn_implementation=prefix_attention.register(),
+                attn_implementation=prefix_attention.register() if family.takes_prefixes else family.attention,
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,

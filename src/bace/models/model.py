@@ -81,8 +81,10 @@ def _side_by_side(taps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 def _is_random(module: nn.Module) -> bool:
     """Whether a module drops something in train mode."""
-    rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0)
-    return bool(rate) or "DropPath" in type(module).__name__
+    if isinstance(module, nn.Dropout):
+        return module.p > 0
+    rates = (getattr(module, name, 0) for name in ("attention_dropout", "dropout"))  # CLIP has the second
+    return any(isinstance(rate, int | float) and rate > 0 for rate in rates) or "DropPath" in type(module).__name__
 
 
 def parameter_count(module: nn.Module, *, trained_only: bool = False) -> int:

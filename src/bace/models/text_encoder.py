@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from bace.errors import ConfigError, DataError
 from bace.models.encoder import Encoder, frozen_modules
 from bace.models.frozen_prefix import PrefixCaches
+from bace.models.pooling import Pooling, pooled, unit_length
 
 
 class TextEncoder(Encoder):
@@ -16,15 +17,20 @@ class TextEncoder(Encoder):
 
     Attributes:
         max_tokens: the longest text its position table can take, special tokens included.
+        pooling: what of the tokens is the feature of a text.
+        normalised: whether that is brought to unit length.
     """
 
     modality = "text"
     movable = "inputs_embeds"
     has_token_types: ClassVar[bool] = True
+    words_at: ClassVar[str] = "word_embeddings"  # within the embeddings
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.max_tokens: int = self.config.max_position_embeddings
+        self.pooling: Pooling = "class"
+        self.normalised = False
 
     def forward(
         self, inputs: dict[str, Tensor], taps: bool = False
@@ -61,14 +67,27 @@ class TextEncoder(Encoder):
         """Word vectors instead of ids: what `embed` looks up before positions are added."""
         rest = {key: value for key, value in inputs.items() if key != "input_ids"}
         with torch.no_grad():
-            return {**rest, "inputs_embeds": self.embeddings.get_submodule("word_embeddings")(inputs["input_ids"])}
+            return {**rest, "inputs_embeds": self.embeddings.get_submodule(self.words_at)(inputs["input_ids"])}
+
+    def pool(
+        self,
+        hidden: Tensor,  # (examples, tokens, width), finished
+        inputs: dict[str, Tensor],
+    ) -> Tensor:  # (examples, width)
+        features = pooled(hidden, inputs["attention_mask"], self.pooling)
+        return unit_length(features) if self.normalised else features
 
     def example(self) -> dict[str, Tensor]:
         ids = torch.zeros(1, 2, dtype=torch.int64)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def reads(self) -> dict[str, str]:
-        return {"input": f"texts of up to {self.max_tokens} tokens", "normalisation": "none"}
+        length = "unit length" if self.normalised else "none"
+        return {
+            "input": f"texts of up to {self.max_tokens} tokens",
+            "pooling": self.pooling,
+            "normalisation": length,
+        }
 
     def _takes_types(self, inputs: dict[str, Tensor]) -> bool:
         return self.has_token_types and "token_type_ids" in inputs

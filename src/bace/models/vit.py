@@ -1,4 +1,4 @@
-"""ViT, DeiT and DINOv2."""
+"""ViT, DeiT, DINOv2 and CLIP's image tower."""
 
 from typing import Any, cast
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bace.models import prefix_attention
-from bace.models.image_encoder import ImageEncoder
+from bace.models.image_encoder import CLIP_MEAN, CLIP_STD, ImageEncoder
 from bace.models.weights import Weights
 
 
@@ -39,6 +39,29 @@ class Dinov2Encoder(ImageEncoder):
 
     def _embed(self, pixels: Tensor) -> Tensor:
         return cast(Tensor, self.embeddings(pixels))  # always interpolates where it must
+
+
+class ClipEncoder(ImageEncoder):
+    """CLIP's image tower, from a folder of CLIP or of the tower alone. The feature is the class token behind the final
+    LayerNorm, before the projection into the space that it shares with texts."""
+
+    transformers_class = "CLIPVisionModel"
+    has_pooler = False
+    blocks_at = "encoder.layers"
+    norm_at = "post_layernorm"
+    attention_end = "self_attn.out_proj"
+    mlp_branch = ("layer_norm2", "mlp")
+    query_and_value = ("self_attn.q_proj", "self_attn.v_proj")
+    default_mean, default_std = CLIP_MEAN, CLIP_STD
+
+    def __init__(
+        self, model: nn.Module, preprocessing: dict[str, Any] | None = None, image_size: int | None = None
+    ) -> None:
+        super().__init__(model, preprocessing, image_size)
+        self.embeddings.add_module("norm", model.get_submodule("pre_layrnorm"))
+
+    def _embed(self, pixels: Tensor) -> Tensor:
+        return cast(Tensor, self.embeddings.get_submodule("norm")(super()._embed(pixels)))
 
 
 def fill_vit(weights: Weights) -> nn.Module:

@@ -253,6 +253,61 @@ DEITS = (
 WITHOUT_MEMORY = ("HAT", "OWM", "SLDA", "PASS", "L2P")
 WITH_MEMORY = ("iCaRL", "A-GEM", "EEIL", "GD", "DER++", "HAL", "MORE", "ROW", "BaCE")
 
+# The protocol of methods for pre-trained encoders (LAMDA-PILOT): tasks of equal size from the first on, one class
+# order, their crops of pixels that are not normalised. Methods bring their own recipes; this is left to the run.
+PTM = {
+    "benchmark.class_order": "numpy",
+    "benchmark.seed": 1993,
+    "benchmark.crop": "area",
+    "backbone.normalise": False,
+    "train.weight_decay": 5e-4,
+    "memory.select": "herding",
+}
+PTM_FREE = ("SimpleCIL", "APER", "FeCAM", "SLCA", "EASE", "DualPrompt", "CODA-Prompt", "MOS", "SD-LoRA")
+PTM_OWN: dict[str, dict[str, Any]] = {
+    "L2P": {"recipe": "cifar100", "gamma": 0.1},
+    **{name: {"mode": "concat"} for name in ("iCaRL", "MEMO", "FOSTER")},
+}
+
+
+def _ptm(benchmark: str, dataset: str, classes: int, steps: tuple[int, ...], **changes: Any) -> tuple[Block, ...]:
+    """Blocks without memory, with L2P's short training, and with 20 examples a class."""
+    full = {"backbone.name": "vit-b16-in21k", "train.epochs": 20, "train.batch_size": 128}
+    total = 20 * classes
+    block = Block(
+        benchmark,
+        dataset,
+        steps,
+        (0,),
+        own=PTM_OWN,
+        settings={**PTM, **changes},
+        full=full,
+        desk={"backbone.freeze": 0},  # adapters, LoRA and prompts in every block
+        group=f"ptm-{benchmark}",
+    )
+    full_replay = {**full, "train.lr": 1e-3}
+    replay = replace(
+        block, buffers=(total,), full=full_replay, per_class={"full": 20, "desk": 2}, desk_buffers={total: 2 * classes}
+    )
+    foster = {f"method.{stage}_epochs": 20 for stage in ("init", "boost", "compress")}
+    return (
+        block.of(*PTM_FREE),
+        block.of("RanPAC", desk={**block.desk, "method.M": 2000}),  # of 10,000 it keeps 800 MB
+        block.of("L2P", full={**full, "train.epochs": 5, "train.batch_size": 16}),
+        replay.of("iCaRL", "MEMO"),
+        replay.of("FOSTER", full={**full_replay, **foster}),
+    )
+
+
+PTMS = (
+    *_ptm("cifar100", "CIFAR-100", 100, (10, 20)),
+    *_ptm("imagenet-r", "ImageNet-R", 200, (10, 40)),
+    *_ptm("imagenet-a", "ImageNet-A", 200, (10,)),
+    *_ptm("cub", "CUB-200", 200, (20,)),
+    *_ptm("omnibenchmark", "OmniBenchmark", 300, (10,)),
+    *_ptm("vtab", "VTAB", 50, (5,), **{"benchmark.class_order": None}),
+)
+
 PROBED = ("probing", "tracking")
 MEMORIES = (100, 200, 500, 1000, 2000, "all")
 PROBES = (
@@ -419,6 +474,15 @@ _FIGURES = (
     ),
 )
 
+_PTM = Entry(
+    "ptm",
+    "LAMDA-PILOT",
+    "the protocol of methods for pre-trained encoders: six sets, tasks of equal size, numpy's class order of seed 1993",
+    PTMS,
+    ("A_last", "A_avg"),
+    table="ptm",
+)
+
 # ER for so long costs what BaCE costs in 5 epochs, at desk scale in 3: 14 passes for its 6 (spec 9.1)
 LONGER = replace(CIFAR_20, buffers=(500,), full={"train.epochs": 12}, desk={"train.epochs": 7}, group="cifar100-longer")
 CONTROLS = Entry(
@@ -436,7 +500,7 @@ CONTROLS = Entry(
         NER.of("SEQ", "LwF", "EWC", buffers=(0,)),  # one span: O is a class of every task
     ),
 )
-ENTRIES: dict[str, Entry] = {entry.id: entry for entry in (*_TABLES, *_FIGURES, CONTROLS)}
+ENTRIES: dict[str, Entry] = {entry.id: entry for entry in (*_TABLES, *_FIGURES, CONTROLS, _PTM)}
 
 
 # -- the soft-max of SEQ, LwF and EWC
@@ -493,14 +557,14 @@ class Printed:
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
-    """The rows of published.csv or claims.csv."""
+    """The rows of published.csv, claims.csv or ptm.csv, whose notes name the sources."""
     return list(csv.DictReader((files("bace.paper") / name).read_text(encoding="utf-8").splitlines()))
 
 
 @functools.cache
 def all_published() -> dict[PublishedKey, Printed]:
     found: dict[PublishedKey, Printed] = {}
-    for row in rows_of("published.csv"):
+    for row in (*rows_of("published.csv"), *rows_of("ptm.csv")):
         if row["mean"] and row["method"]:
             key = (row["table"], row["dataset"], row["steps"], row["buffer"], row["method"], row["metric"])
             found.setdefault(key, Printed(float(row["mean"]), float(row["std"]) if row["std"] else None, row["note"]))

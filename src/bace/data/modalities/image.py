@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -64,7 +65,8 @@ class Image(Modality):
     def encode(self, tables: Sequence[Table], settings: DataSettings, encoder: Any) -> tuple[Examples, list[int]]:
         pixels = all_pixels([table.inputs for table in tables if len(table)], settings.image_size)
         stored = min(pixels.shape[-2:])
-        images = Images(
+        area = settings.crop == "area"
+        images = (AreaCrops if area else Images)(
             pixels,
             size=encoder.image_size,
             mean=encoder.mean,
@@ -72,7 +74,7 @@ class Image(Modality):
             augment=settings.augment,
             flip=settings.flip and flips(tables),
             padding=min(4, -(-stored // 8)),  # 4 for pictures of 28 and 32, less for smaller ones
-            window=round(0.875 * stored) if stored >= 128 else None,  # 224 of 256
+            window=round(0.875 * stored) if stored >= 128 or area else None,  # 224 of 256
         )
         return images, [len(table) for table in tables]
 
@@ -227,3 +229,38 @@ class Images:
                 f"{tuple(kept['pixels'].shape[1:])}: resize them alike"
             )
         self.pixels = torch.cat([kept["pixels"], self.pixels])
+
+
+class AreaCrops(Images):
+    """Pictures whose random views are parts of a random area and form, resized (Szegedy et al., Going Deeper with
+    Convolutions, CVPR 2015): 5 to 100 % of the area, from a third higher to a third wider than square."""
+
+    TRIES = 10  # a part that is too wide or too high is drawn again; then the central square is taken
+
+    def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]:
+        if view is None or view == MIRRORED or not self.augment:
+            return super().inputs(examples, view, device)
+        parts = []
+        for pixels, (top, left, height, width) in zip(
+            self.pixels[examples].to(device), self.boxes(examples, view).tolist(), strict=True
+        ):
+            part = pixels[None, :, top : top + height, left : left + width].to(self.scale.dtype)
+            parts.append(F.interpolate(part, (self.size, self.size), mode="bilinear", antialias=True))
+        values = torch.cat(parts).expand(-1, 3, -1, -1)
+        values = self._mirror(values, self._flips(examples) & (uniform(view, examples, 1)[0] < 0.5))
+        return {"pixel_values": values * self.scale.to(device) + self.shift.to(device)}
+
+    def boxes(self, examples: Tensor, view: int) -> Tensor:  # (examples, 4): top, left, height, width
+        """Each picture's part is a hash of (view, example): the same in any batch."""
+        rows, columns = self.pixels.shape[2:]
+        chance = uniform(view, examples, 3 + 2 * self.TRIES)  # the first decides about the flip
+        area = rows * columns * (0.05 + 0.95 * chance[3::2])  # (tries, examples)
+        form = torch.exp(math.log(4 / 3) * (2 * chance[4::2] - 1))  # width over height, 3/4 to 4/3
+        height, width = (side.round().long().clamp(min=1) for side in ((area / form).sqrt(), (area * form).sqrt()))
+        square = torch.full_like(height[:1], min(rows, columns))
+        height, width = torch.cat([height, square]), torch.cat([width, square])
+        first = ((height <= rows) & (width <= columns)).long().argmax(0, keepdim=True)
+        height, width = height.gather(0, first)[0], width.gather(0, first)[0]
+        room = torch.stack([rows - height + 1, columns - width + 1])
+        top, left = torch.where(first[0] == self.TRIES, (room - 1) // 2, (chance[1:3] * room).long())
+        return torch.stack([top, left, height, width], 1)
