@@ -87,8 +87,10 @@ class Backbone:
         name: a name of `bace list backbones`, a hub id, a folder in transformers' or timm's layout, or a ViT weights
             file (.npz, .safetensors, .pth).
         freeze: how many of the lowest blocks are frozen (with the embedding).
-        cache: megabytes of memory in which runs keep what frozen blocks make of each text, so that it is computed once
-            and not in every epoch; for texts and entities, and of no use without freeze. 0: none, as in a Learner.
+        cache: megabytes in which runs keep what frozen blocks make of each example, so that it is computed once and not
+            in every epoch; of no use without freeze. Random views of pictures seldom come again: benchmark.views
+            bounds their number. Above 2,000 they are in a file in BACE_CACHE (pictures). 0: none, as in a Learner.
+        cache_half: keep them in half precision, in half the room.
         adapter: hidden size of Houlsby adapters; then only adapters, LayerNorms and head are trained. 0: none.
         image_size: side of the pictures that the encoder is given; default: its own.
     """
@@ -96,6 +98,7 @@ class Backbone:
     name: str = "digits-vit"
     freeze: int = 0
     cache: int = 0
+    cache_half: bool = False
     adapter: int = 0
     image_size: int | None = None
 

@@ -24,6 +24,8 @@ class Cut:
         val_fraction: share of each class's training examples (of a task's sentences) held out for validation.
         augment: random crops (and flips) in training.
         flip: mirror pictures at random; off for digits and letters.
+        views: training shows so many random views of each picture, drawn anew every time; what frozen blocks make of
+            them is then computed once (backbone.cache). 0: as many as there are.
         image_size: side of the squares as which pictures are kept; default: as they are if all have one size, else 256.
         max_length: longest text in tokens; longer texts are cut, longer sentences are windowed.
         input_column: of a table, if not found by itself.
@@ -42,6 +44,7 @@ class Cut:
     val_fraction: float = 0.0
     augment: bool = True
     flip: bool = True
+    views: int = 0
     image_size: int | None = None
     max_length: int = 128
     input_column: str | None = None

@@ -15,17 +15,17 @@ from bace.core.stream import Stream
 from bace.data.benchmarks import find_benchmark
 from bace.data.cut import cut_of
 from bace.data.modalities import MODALITIES
+from bace.data.modality import Examples
 from bace.errors import ConfigError
 from bace.experiments.stream import make_stream
 from bace.methods import find_method
 from bace.models.adapters import add_adapters
 from bace.models.backbones import OWN
-from bace.models.encoder import Encoder, PassCounter, freeze_prefix
+from bace.models.encoder import Encoder, PassCounter, freeze_prefix, keep_prefix
 from bace.models.frozen_prefix import PrefixCaches
 from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.loading import load_encoder
 from bace.models.model import Model
-from bace.models.text_encoder import keep_prefix
 from bace.randomness import generator
 
 
@@ -74,7 +74,7 @@ def attach(
 
     def model_of(encoder: Encoder) -> Model:
         encoder.passes = passes
-        return make_model(encoder, config, caches).to(device)
+        return make_model(encoder, config, caches, method.stream.data).to(device)
 
     stream.device = device
     method.stream, method.training_settings, method.now = stream, config.train, Position(config.seed)
@@ -93,14 +93,13 @@ def check_memory(method: Method) -> None:
         method.quota(method.stream[-1])
 
 
-def make_model(encoder: Encoder, config: Config, caches: PrefixCaches) -> Model:
+def make_model(encoder: Encoder, config: Config, caches: PrefixCaches, data: Examples) -> Model:
     if config.backbone.adapter:
         add_adapters(encoder, config.backbone.adapter, generator(config.seed, "adapters"))
     if config.backbone.freeze:
         freeze_prefix(encoder, config.backbone.freeze)
     precision = torch.bfloat16 if config.train.precision == "bfloat16" else torch.float32
-    if config.backbone.cache:
-        keep_prefix(encoder, config.backbone.cache, precision, caches)
+    keep_prefix(encoder, config.backbone, precision, caches, data)
     head: Head
     if config.head.kind == "cosine":
         head = CosineHead(encoder.width, config.head.sigma_init, config.head.sigma_learn)

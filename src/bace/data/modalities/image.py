@@ -1,6 +1,7 @@
 """Pictures: uint8 tensors in, normalised float batches out; crop, flip, resize on whole batches."""
 
 import base64
+import hashlib
 import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.data import decode
-from bace.data.batch import MIRRORED, View
+from bace.data.batch import MIRRORED, Keyed, View
 from bace.data.cut import Cut
 from bace.data.decode import PictureOptions, Pictures, Size
 from bace.data.files import Raw, in_memory
 from bace.data.modality import Examples, Inputs, Modality, Table
 from bace.errors import ConfigError, DataError
-from bace.randomness import uniform
+from bace.randomness import derive, uniform
 
 THUMBNAIL = 64  # pixels of a side, at most
 
@@ -71,6 +72,7 @@ class Image(Modality):
             std=encoder.std,
             augment=cut.augment,
             flip=cut.flip and flips(tables),
+            views=cut.views,
             padding=min(4, -(-stored // 8)),  # 4 for pictures of 28 and 32, less for smaller ones
             window=round(0.875 * stored) if stored >= 128 else None,  # 224 of 256
         )
@@ -136,6 +138,7 @@ class Images:
         mean, std: normalisation of the encoder, per channel, for values in [0, 1].
         augment: random views in training (crop and, if `flip`, horizontal mirror); off: training sees clean pictures.
         flip: for all pictures, or for each (examples,).
+        views: how many random views of each picture there are; 0: as many as crops and flips.
         window: None: training views are cut out of the picture padded by `padding`, at its own size. A number: they
             are a random window of that side and the clean view is the central one (pictures stored larger).
     """
@@ -152,6 +155,7 @@ class Images:
         std: Sequence[float] = (0.5, 0.5, 0.5),
         augment: bool = True,
         flip: bool | Tensor = True,
+        views: int = 0,
         padding: int = 4,
         window: int | None = None,
     ) -> None:
@@ -163,47 +167,72 @@ class Images:
         if window is not None and window > min(pixels.shape[2:]):
             raise DataError(f"window {window} is larger than the pictures, {tuple(pixels.shape[2:])}: make it smaller")
         self.pixels, self.size = pixels, size
-        self.augment, self.padding, self.window = augment, padding, window
+        self.augment, self.views, self.padding, self.window = augment, views, padding, window
         self.flip = torch.as_tensor(flip)
+        self.normalisation = (tuple(mean), tuple(std))
         # one multiplication and one addition: (x / 255 - mean) / std
         self.scale = 1.0 / (255.0 * torch.tensor(std)).view(1, 3, 1, 1)
         self.shift = (-torch.tensor(mean) / torch.tensor(std)).view(1, 3, 1, 1)
+        # (2, 1): how many tops and lefts a view can have, and those of the clean view
+        sides = torch.tensor(pixels.shape[2:])[:, None]
+        self.room = torch.full_like(sides, 2 * padding + 1) if window is None else sides - window + 1
+        self.centre = torch.div(self.room - 1, 2, rounding_mode="floor")
 
     def __len__(self) -> int:
         return len(self.pixels)
 
+    @property
+    def repeated(self) -> int:
+        """How many views of a picture come again and again: the clean one, and random ones if they are counted."""
+        return 1 + self.views * self.augment
+
+    def fingerprint(self) -> str:
+        """The same for pictures whose views, and their keys, are the same numbers."""
+        about = (tuple(self.pixels.shape), self.size, self.normalisation, self.padding, self.window, self.views)
+        digest = hashlib.blake2b(repr((*about, self.scale.dtype)).encode())
+        digest.update(self.pixels.contiguous().numpy().data)
+        return digest.hexdigest()
+
     def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]:
         pixels = self.pixels[examples].to(device)
         if view is None or view == MIRRORED or not self.augment:
-            pixels = self._clean(pixels)
+            corner, pixels = self.centre, self._clean(pixels)
+            flips = self._flips(examples) & (view == MIRRORED and self.augment)
         else:
-            pixels = self._random(pixels, examples, view)
-        if view == MIRRORED and self.augment:
-            pixels = self._mirror(pixels, self._flips(examples))
-        values = pixels.to(self.scale.dtype)
+            corner, flips = self._drawn(examples, view)
+            pixels = self._cut(pixels, corner)
+        values = self._mirror(pixels, flips).to(self.scale.dtype)
         if values.shape[-1] != self.size or values.shape[-2] != self.size:
             values = F.interpolate(values, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)
         if values.shape[1] == 1:
             values = values.expand(-1, 3, -1, -1).contiguous()
-        return {"pixel_values": values.mul_(self.scale.to(device)).add_(self.shift.to(device))}
+        values = values.mul_(self.scale.to(device)).add_(self.shift.to(device))
+        keys = ((examples * self.room[0] + corner[0]) * self.room[1] + corner[1]) * 2 + flips
+        random = view is not None and view != MIRRORED and self.augment and not self.views
+        return Keyed({"pixel_values": values}, -1 - keys if random else keys)
+
+    def _drawn(self, examples: Tensor, view: int) -> tuple[Tensor, Tensor]:  # (2, examples) tops and lefts, (examples,)
+        """Each picture's crop and flip are a hash of (view, example): the same in any batch."""
+        if self.views:  # one of a few numbered views, which are the same in every run
+            number = (uniform(view, examples, 1)[0] * self.views).long()
+            chance = uniform(derive("views"), examples * self.views + number, 3)
+        else:
+            chance = uniform(view, examples, 3)
+        return (chance[:2] * self.room).long(), self._flips(examples) & (chance[2] < 0.5)
 
     def _clean(self, pixels: Tensor) -> Tensor:
         if self.window is None:
             return pixels
-        top, left = ((side - self.window) // 2 for side in pixels.shape[2:])
+        top, left = self.centre.flatten().tolist()
         return pixels[:, :, top : top + self.window, left : left + self.window]
 
-    def _random(self, pixels: Tensor, examples: Tensor, view: int) -> Tensor:
-        """Each picture's crop and flip are a hash of (view, example): the same in any batch."""
+    def _cut(self, pixels: Tensor, corner: Tensor) -> Tensor:
         height, width = (self.window, self.window) if self.window else pixels.shape[2:]
         padded = pixels if self.window else F.pad(pixels, [self.padding] * 4)
-        room = torch.tensor([[padded.shape[2] - height + 1], [padded.shape[3] - width + 1]])
-        chance = uniform(view, examples, 3)
-        top, left = (chance[:2] * room).long().to(pixels.device)
+        top, left = corner.to(pixels.device)
         # windows is a view (examples, channels, tops, lefts, height, width): picking one per picture copies only that
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-        cut = windows[torch.arange(len(pixels), device=pixels.device), :, top, left]
-        return self._mirror(cut, self._flips(examples) & (chance[2] < 0.5))
+        return windows[torch.arange(len(pixels), device=pixels.device), :, top, left]
 
     def _flips(self, examples: Tensor) -> Tensor:  # (examples,) or ()
         return self.flip[examples] if self.flip.ndim else self.flip
