@@ -26,6 +26,11 @@ class Keyed(dict[str, Tensor]):
         self.keys_of_examples = keys
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device. A GPU fetches it from pinned memory while it goes on computing."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows to learn from or to predict."""

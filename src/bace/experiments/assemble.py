@@ -125,7 +125,7 @@ def prepare_torch(config: Config) -> None:
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms also imports the compiler: seconds
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, changes nothing here
     if config.train.precision == "bfloat16" and device_name(config.train.device) == "cpu":
         probe = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.data import decode
-from bace.data.batch import MIRRORED, Keyed, View
+from bace.data.batch import MIRRORED, Keyed, View, moved
 from bace.data.cut import Cut
 from bace.data.decode import PictureOptions, Pictures, Size
 from bace.data.files import Raw, in_memory
@@ -173,6 +173,7 @@ class Images:
         # one multiplication and one addition: (x / 255 - mean) / std
         self.scale = 1.0 / (255.0 * torch.tensor(std)).view(1, 3, 1, 1)
         self.shift = (-torch.tensor(mean) / torch.tensor(std)).view(1, 3, 1, 1)
+        self.constants: dict[torch.device, tuple[Tensor, Tensor]] = {}  # both, on each device that was asked for
         # (2, 1): how many tops and lefts a view can have, and those of the clean view
         sides = torch.tensor(pixels.shape[2:])[:, None]
         self.room = torch.full_like(sides, 2 * padding + 1) if window is None else sides - window + 1
@@ -194,7 +195,7 @@ class Images:
         return digest.hexdigest()
 
     def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]:
-        pixels = self.pixels[examples].to(device)
+        pixels = moved(self.pixels[examples], device)
         if view is None or view == MIRRORED or not self.augment:
             corner, pixels = self.centre, self._clean(pixels)
             flips = self._flips(examples) & (view == MIRRORED and self.augment)
@@ -206,7 +207,10 @@ class Images:
             values = F.interpolate(values, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)
         if values.shape[1] == 1:
             values = values.expand(-1, 3, -1, -1).contiguous()
-        values = values.mul_(self.scale.to(device)).add_(self.shift.to(device))
+        if device not in self.constants:
+            self.constants[device] = (self.scale.to(device), self.shift.to(device))
+        scale, shift = self.constants[device]
+        values = values.mul_(scale).add_(shift)
         keys = ((examples * self.room[0] + corner[0]) * self.room[1] + corner[1]) * 2 + flips
         random = view is not None and view != MIRRORED and self.augment and not self.views
         return Keyed({"pixel_values": values}, -1 - keys if random else keys)
@@ -229,7 +233,7 @@ class Images:
     def _cut(self, pixels: Tensor, corner: Tensor) -> Tensor:
         height, width = (self.window, self.window) if self.window else pixels.shape[2:]
         padded = pixels if self.window else F.pad(pixels, [self.padding] * 4)
-        top, left = corner.to(pixels.device)
+        top, left = moved(corner, pixels.device)
         # windows is a view (examples, channels, tops, lefts, height, width): picking one per picture copies only that
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         return windows[torch.arange(len(pixels), device=pixels.device), :, top, left]
@@ -242,7 +246,7 @@ class Images:
     ) -> Tensor:  # (examples, channels, height, width), (examples,) or ()
         if not which.any():
             return pixels
-        return torch.where(which.to(pixels.device).view(-1, 1, 1, 1), pixels.flip(3), pixels)
+        return torch.where(moved(which, pixels.device).view(-1, 1, 1, 1), pixels.flip(3), pixels)
 
     # what Learner keeps when the user's data is gone
 
