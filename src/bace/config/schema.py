@@ -35,7 +35,13 @@ class Training:
         prefetch: batches that a second thread prepares ahead of their steps; default: 2 for an accelerator, none for
             the CPU.
         device: "auto" takes a GPU if there is one.
-        precision: of the passes. bfloat16 is probed first: some CPUs report support but crash.
+        precision: of the passes through the encoder; weights, head and losses are float32. Gradients of float16 are
+            scaled, and a step whose gradients overflow is left out. Half precisions are probed first: some CPUs report
+            support but crash.
+        tf32: products of float32 with ten bits after the point on GPUs that can: faster, and less exact.
+        channels_last: pictures enter the encoder in this layout, which some GPUs prefer.
+        compile: the encoder's blocks are compiled (torch.compile), which takes minutes before the first step.
+        deterministic: only algorithms that give the same bits again, where there are such.
         threads: of the CPU; 0 leaves torch's choice. Recorded, and used again on resume.
     """
 
@@ -58,7 +64,11 @@ class Training:
     eval_batch_size: int = 128
     prefetch: int | None = None
     device: str = "auto"
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    tf32: bool = False
+    channels_last: bool = False
+    compile: bool = False
+    deterministic: bool = True
     threads: int = 0
 
 
