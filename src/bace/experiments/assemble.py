@@ -13,9 +13,9 @@ from bace.core.method import Method
 from bace.core.position import Position
 from bace.core.stream import Stream
 from bace.data.benchmarks import find_benchmark
-from bace.data.cut import cut_of
 from bace.data.modalities import MODALITIES
 from bace.data.modality import Examples
+from bace.data.settings import data_settings
 from bace.errors import ConfigError
 from bace.experiments.stream import make_stream
 from bace.methods import find_method
@@ -35,10 +35,10 @@ def assemble(config: Config, caches: PrefixCaches | None = None) -> tuple[Method
     benchmark = find_benchmark(str(config.benchmark["name"]))
     prepare_torch(config)
     method = make_method(config, benchmark.modality)
-    cut = cut_of(config)
-    parts = benchmark.parts(cut)  # before a backbone is fetched: the path may be wrong
+    settings = data_settings(config)
+    parts = benchmark.parts(settings)  # before a backbone is fetched: the path may be wrong
     encoder = load_backbone(config)
-    stream = make_stream(parts, cut, encoder, config.backbone.name, config.seed)
+    stream = make_stream(parts, settings, encoder, config.backbone.name, config.seed)
     attach(method, stream, config, encoder, caches)
     return method, stream
 

@@ -85,7 +85,9 @@ class DERpp(ER):
         if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
         if first is not None:
-            stored = unstack_rows(self.memory.get_buffer("logits")[self.drawn(1)].to(logits.device), first.owner)
+            stored = unstack_rows(
+                self.memory.get_buffer("logits")[self.replayed_slots(1)].to(logits.device), first.owner
+            )
             terms["match"] = self.alpha * known_mse(logits[len(both) :, : stored.shape[1]], stored)
         return terms
 
@@ -98,7 +100,7 @@ class DERpp(ER):
         if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
         if replay is not None and self.alpha:
-            target = self.peek([replay], self.teacher).logits
+            target = self.infer([replay], self.teacher).logits
             terms["match"] = self.alpha * old_logit_mse(logits[len(batch) :], target)
         return terms
 

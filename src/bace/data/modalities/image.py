@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bace.data import decode
 from bace.data.batch import MIRRORED, Keyed, View, moved
-from bace.data.cut import Cut
 from bace.data.decode import PictureOptions, Pictures, Size
 from bace.data.files import Raw, in_memory
 from bace.data.modality import Examples, Inputs, Modality, Table
+from bace.data.settings import DataSettings
 from bace.errors import ConfigError, DataError
 from bace.randomness import derive, uniform
 
@@ -64,16 +64,16 @@ class Image(Modality):
                 f"backbone '{backbone}' takes pictures of {encoder.channels} channels: choose one that takes 3 (colour)"
             )
 
-    def encode(self, tables: Sequence[Table], cut: Cut, encoder: Any) -> tuple[Examples, list[int]]:
-        pixels = all_pixels([table.inputs for table in tables if len(table)], cut.image_size)
+    def encode(self, tables: Sequence[Table], settings: DataSettings, encoder: Any) -> tuple[Examples, list[int]]:
+        pixels = all_pixels([table.inputs for table in tables if len(table)], settings.image_size)
         stored = min(pixels.shape[-2:])
         images = Images(
             pixels,
             size=encoder.image_size,
             mean=encoder.mean,
             std=encoder.std,
-            augment=cut.augment,
-            flip=cut.flip and flips(tables),
+            augment=settings.augment,
+            flip=settings.flip and flips(tables),
             views=cut.views,
             padding=min(4, -(-stored // 8)),  # 4 for pictures of 28 and 32, less for smaller ones
             window=round(0.875 * stored) if stored >= 128 else None,  # 224 of 256
@@ -231,7 +231,7 @@ class Images:
         height, width = (self.window, self.window) if self.window else source.shape[2:]
         cut = np.zeros((len(examples), source.shape[1], height, width), np.uint8)
         places = zip(examples.tolist(), *(corner - pad).tolist(), flips.tolist(), strict=True)
-        for view, (example, top, left, flip) in zip(cut, places, strict=True):
+        for view, (example, top, left, flip) in zip(settings, places, strict=True):
             # rows and columns of the view that lie in the picture, if any do
             high, first = max(0, -top), max(0, -left)
             low, last = max(high, min(height, source.shape[2] - top)), max(first, min(width, source.shape[3] - left))
@@ -240,7 +240,7 @@ class Images:
                 view[:, high:low, width - last : width - first] = found[:, :, ::-1]
             else:
                 view[:, high:low, first:last] = found
-        return torch.from_numpy(cut)
+        return torch.from_numpy(settings)
 
     def _flips(self, examples: Tensor) -> Tensor:  # (examples,) or ()
         return self.flip[examples] if self.flip.ndim else self.flip
