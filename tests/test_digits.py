@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from bace.cli.main import main
+from bace.data.digits import load_digits
 from bace.report import load_runs, summary_rows
 
 
@@ -19,3 +21,15 @@ def test_demo_ranks_the_methods_and_leaves_runs_and_a_page(tmp_path: Path, capsy
     assert (tmp_path / "demo" / "report.html").stat().st_size > 1_000_000  # plotly is inside
     printed = capsys.readouterr().out
     assert all(name in printed for name in score)
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits as published
+
+    raw = published()
+    train, test = load_digits()
+    expected = torch.from_numpy(raw.images * (255 / 16)).round().to(torch.uint8)
+    assert len(train) + len(test) == len(expected)
+    assert train.labels[:5] == [str(label) for label in raw.target[:5]]
+    assert isinstance(train.inputs, torch.Tensor)
+    assert torch.equal(train.inputs[:20, 0], expected[:20])

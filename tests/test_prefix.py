@@ -12,11 +12,14 @@ from tiny_encoders import DEPTH, TEXTS, WIDTH, save, tiny_inputs, tiny_model
 from torch import Tensor, nn
 
 import bace
-from bace.errors import ConfigError
-from bace.models.encoder import freeze_prefix
-from bace.models.frozen_prefix import PrefixCache, PrefixCaches
+from bace.config.schema import Backbone
+from bace.data.modalities.text import Texts
+from bace.models.encoder import freeze_prefix, keep_prefix
+from bace.models.frozen_prefix import PrefixCache, PrefixCaches, TextCache
 from bace.models.loading import load_encoder
-from bace.models.text_encoder import TextEncoder, keep_prefix
+from bace.models.text_encoder import TextEncoder
+
+NO_TEXTS = Texts(torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def keeping(folder: str, blocks: int = 2, megabytes: int = 1) -> TextEncoder:
     encoder = load_encoder(folder)
     assert isinstance(encoder, TextEncoder)
     freeze_prefix(encoder, blocks)
-    encoder.cache = PrefixCache(blocks, megabytes * 1_000_000)
+    encoder.cache = TextCache(blocks, megabytes * 1_000_000)
     return encoder
 
 
@@ -140,7 +143,7 @@ def test_types_of_tokens_are_part_of_a_text(folders):
 
 def test_a_full_cache_keeps_no_more_and_stays_right(folders):
     encoder, inputs = keeping(folders["bert"]), texts([5, 5, 5])
-    encoder.cache = PrefixCache(2, room=2 * 5 * WIDTH * 4)  # two of the three texts
+    encoder.cache = TextCache(2, room=2 * 5 * WIDTH * 4)  # two of the three texts
     with torch.no_grad():
         full, again = encoder(inputs), encoder(inputs)
     assert len(encoder.cache.kept) == 2
@@ -165,7 +168,7 @@ def test_encoders_with_the_same_frozen_weights_share_what_is_kept(folders):
         encoder = load_encoder(folders[family])
         assert isinstance(encoder, TextEncoder)
         freeze_prefix(encoder, blocks)
-        keep_prefix(encoder, 1, precision, caches)
+        keep_prefix(encoder, Backbone(cache=1), precision, caches, NO_TEXTS)
         return encoder.cache
 
     first = kept("bert", 2)
@@ -184,7 +187,7 @@ def test_encoders_of_another_shape_share_nothing(folders):
         assert isinstance(encoder, TextEncoder)
         encoder.config.num_attention_heads = heads
         freeze_prefix(encoder, 2)
-        keep_prefix(encoder, 1, torch.float32, caches)
+        keep_prefix(encoder, Backbone(cache=1), torch.float32, caches, NO_TEXTS)
         found.append(encoder.cache)
     assert found[0] is not found[1]
 
@@ -220,13 +223,11 @@ def test_runs_that_are_given_the_same_caches_compute_what_is_kept_once(tiny):
     assert all(anew.kept[text] is not kept for text, kept in first.items())
 
 
-def test_nothing_frozen_is_nothing_to_keep_and_pictures_are_refused(folders):
+def test_nothing_frozen_is_nothing_to_keep(folders):
     encoder = load_encoder(folders["bert"])
     assert isinstance(encoder, TextEncoder)
-    keep_prefix(encoder, 1, torch.float32, PrefixCaches())
+    keep_prefix(encoder, Backbone(cache=1), torch.float32, PrefixCaches(), NO_TEXTS)
     assert encoder.cache is None
-    with pytest.raises(ConfigError, match=r"backbone.cache is 5, but only texts are kept.*Set it to 0"):
-        keep_prefix(load_encoder(folders["vit"]), 5, torch.float32, PrefixCaches())
 
 
 @pytest.mark.usefixtures("double")  # rounding alone then changes no score

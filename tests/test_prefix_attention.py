@@ -2,12 +2,13 @@
 float64."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_encoders import FAMILIES, IMAGES, TEXTS, WIDTH, save, tiny_inputs, tiny_model
+from tiny_encoders import IMAGES, TEXTS, WIDTH, save, tiny_inputs, tiny_model
 from torch import Tensor
 from vectors import VectorEncoder
 
@@ -16,9 +17,11 @@ from bace.models.encoder import Encoder
 from bace.models.loading import load_encoder
 
 HEADS, LENGTH = 4, 3
+FAMILIES = (*IMAGES, "bert", "roberta", "distilbert")
 QUERY_KEY_VALUE = {
     "distilbert": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     **dict.fromkeys(IMAGES, ("attention.q_proj", "attention.k_proj", "attention.v_proj")),
+    "clip": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     **dict.fromkeys(("bert", "roberta"), tuple(f"attention.self.{part}" for part in ("query", "key", "value"))),
 }
 
@@ -64,6 +67,9 @@ def block_by_hand(family: str, block: Any, hidden: Tensor, keys: Tensor, values:
     if family in ("vit", "deit"):
         x = hidden + block.attention.o_proj(attended(block.layernorm_before(hidden)))
         return x + block.mlp(block.layernorm_after(x))
+    if family == "clip":
+        x = hidden + block.self_attn.out_proj(attended(block.layer_norm1(hidden)))
+        return x + block.mlp(block.layer_norm2(x))
     if family == "dinov2":
         x = hidden + block.layer_scale1(block.attention.o_proj(attended(block.norm1(hidden))))
         return x + block.layer_scale2(block.mlp(block.norm2(x)))
@@ -108,7 +114,7 @@ def test_a_prefix_of_the_tokens_own_keys_and_values_changes_nothing(encoders: di
     encoder, block = encoders[family], encoders[family].blocks[2]
     inputs = {key: value[:1] for key, value in inputs_of(family).items()}
     hidden, mask = encoder.embed(inputs)
-    seen = {"vit": "layernorm_before", "deit": "layernorm_before", "dinov2": "norm1"}.get(family)
+    seen = {"vit": "layernorm_before", "deit": "layernorm_before", "dinov2": "norm1", "clip": "layer_norm1"}.get(family)
     x = block.get_submodule(seen)(hidden) if seen else hidden
     _, key, value = (block.get_submodule(path)(x) for path in QUERY_KEY_VALUE[family])
     plain = encoder.run_block(2, hidden, mask)
@@ -158,10 +164,16 @@ def test_a_prefix_takes_the_precision_of_the_pass(encoders: dict[str, Encoder]) 
     encoder = copy.deepcopy(encoders["bert"]).float()
     hidden, mask = encoder.embed(tiny_inputs("bert"))
     prefix = prefix_for(len(hidden))
-    full = encoder.run_block(0, hidden, mask, (prefix[0].float(), prefix[1].float()))
-    with torch.autocast("cpu", torch.bfloat16):
-        low = encoder.run_block(0, hidden, mask, (prefix[0].float(), prefix[1].float()))
-    torch.testing.assert_close(low.float(), full, atol=0.1, rtol=0.05)
+    single = encoder.run_block(0, hidden, mask, (prefix[0].float(), prefix[1].float()))
+    assert torch.equal(encoder.run_block(0, hidden, mask, prefix), single)
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "modernbert"])
+def test_families_whose_attention_is_their_own_take_no_prefix(tmp_path: Path, family: str) -> None:
+    encoder = load_encoder(save(tiny_model(family), tmp_path))
+    hidden, mask = encoder.embed(tiny_inputs(family))
+    with pytest.raises(ConfigError, match="takes no keys and values"):
+        encoder.run_block(0, hidden, mask, (hidden, hidden))
 
 
 def test_a_family_that_takes_no_prefix_refuses_by_name() -> None:

@@ -41,6 +41,7 @@ RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least 
     "benchmark.val_fraction": (0, 0.9),
     "benchmark.max_length": (8, math.inf),
     "benchmark.image_size": (1, math.inf),
+    "benchmark.views": (0, math.inf),
     "benchmark.test_fraction": (0, 0.9),
     "head.sigma_init": (1e-6, math.inf),
     "backbone.freeze": (0, math.inf),

@@ -35,7 +35,13 @@ class Training:
         prefetch: batches that a second thread prepares ahead of their steps; default: 2 for an accelerator, none for
             the CPU.
         device: "auto" takes a GPU if there is one.
-        precision: of the passes. bfloat16 is probed first: some CPUs report support but crash.
+        precision: of the passes through the encoder; weights, head and losses are float32. Gradients of float16 are
+            scaled, and a step whose gradients overflow is left out. Half precisions are probed first: some CPUs report
+            support but crash.
+        tf32: products of float32 with ten bits after the point on GPUs that can: faster, and less exact.
+        channels_last: pictures enter the encoder in this layout, which some GPUs prefer.
+        compile: the encoder's blocks are compiled (torch.compile), which takes minutes before the first step.
+        deterministic: only algorithms that give the same bits again, where there are such.
         threads: of the CPU; 0 leaves torch's choice. Recorded, and used again on resume.
     """
 
@@ -58,7 +64,11 @@ class Training:
     eval_batch_size: int = 128
     prefetch: int | None = None
     device: str = "auto"
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    tf32: bool = False
+    channels_last: bool = False
+    compile: bool = False
+    deterministic: bool = True
     threads: int = 0
 
 
@@ -87,8 +97,10 @@ class Backbone:
         name: a name of `bace list backbones`, a hub id, a folder in the layout of transformers, timm or
             sentence-transformers, or a ViT weights file (.npz, .safetensors, .pth).
         freeze: how many of the lowest blocks are frozen (with the embedding).
-        cache: megabytes of memory in which runs keep what frozen blocks make of each text, so that it is computed once
-            and not in every epoch; for texts and entities, and of no use without freeze. 0: none, as in a Learner.
+        cache: megabytes in which runs keep what frozen blocks make of each example, so that it is computed once and not
+            in every epoch; of no use without freeze. Random views of pictures seldom come again: benchmark.views
+            bounds their number. Above 2,000 they are in a file in BACE_CACHE (pictures). 0: none, as in a Learner.
+        cache_half: keep them in half precision, in half the room.
         adapter: hidden size of Houlsby adapters; then only adapters, LayerNorms and head are trained. 0: none.
         image_size: side of the pictures that the encoder is given; default: its own.
         normalise: pictures: pixels are normalised with the encoder's own mean and standard deviation; off: they stay in
@@ -100,6 +112,7 @@ class Backbone:
     name: str = "digits-vit"
     freeze: int = 0
     cache: int = 0
+    cache_half: bool = False
     adapter: int = 0
     image_size: int | None = None
     normalise: bool = True

@@ -102,7 +102,7 @@ class Memory(ElasticBuffers):
         missing = {name: getattr(self, name) for name in self.notes if name not in notes}
         notes |= {name: old.new_full((len(examples), *old.shape[1:]), math.nan) for name, old in missing.items()}
         for name, new in notes.items():
-            old = getattr(self, name) if name in self._buffers else new[:0]
+            old = getattr(self, name).to(new.device) if name in self._buffers else new[:0]
             self.note(name, _cat_wider(old, new))
 
     def keep(self, slots: Tensor) -> None:
@@ -114,7 +114,7 @@ class Memory(ElasticBuffers):
         """Overwrite these slots; a slot that is given twice takes the later example."""
         self.examples[slots], self.task[slots], self.group[slots] = examples, task, group
         for name, new in notes.items():
-            merged = _cat_wider(getattr(self, name), new)
+            merged = _cat_wider(getattr(self, name).to(new.device), new)
             merged[slots] = merged[len(self) :].clone()
             self.note(name, merged[: len(self)])
 

@@ -309,13 +309,13 @@ class Method(ElasticBuffers):
         """The slots that `replay(draw)` draws at this step."""
         return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
 
-    def labelled(self, targets: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool
+    def labelled(self, targets: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool, on the CPU
         """Which rows are learned from their labels, where the first `new` rows are new and the others are replayed.
         After the first task, words labelled O may hide entities of other tasks: the method decides about them in new
         sentences (`learns_o`), and `train.replay_o` in replayed ones. All other rows are learned."""
-        rows = torch.ones_like(targets, dtype=torch.bool)
+        rows = torch.ones(len(targets), dtype=torch.bool)  # on the CPU, where counting them waits for nothing
         if self.stream.background is not None and self.now.known:
-            entity = targets != self.stream.background
+            entity = (targets != self.stream.background).cpu()
             if not self.learns_o:
                 rows[:new] = entity[:new]
             if self.training_settings.replay_o == "distil":
@@ -369,9 +369,14 @@ class Method(ElasticBuffers):
 
     def outputs(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
         """Features and logits of all rows of these examples, on the CPU (see `infer`)."""
+        out = self.outputs_on_device(examples, model, view=view)
+        return Output(out.features.cpu(), out.logits.cpu())
+
+    def outputs_on_device(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
+        """The same, where the network is: for tables that steps read."""
         parts, in_order = self.stream.bucketed(examples, self.training_settings.eval_batch_size)
         out = self.infer((self.stream.batch(part, view=view) for part in parts), model)
-        return Output(in_order(out.features.cpu()), in_order(out.logits.cpu()))
+        return Output(in_order(out.features), in_order(out.logits))
 
     def infer(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
         """Features, logits and taps (for texts, only with batches of one length), without gradient and in eval mode. A

@@ -29,9 +29,9 @@ def bytes_kept(method: Method) -> int:
 
 
 def bytes_cached(method: Method) -> int:
-    """What may still be taken for what frozen blocks make of texts (backbone.cache)."""
-    encoders = (module for module in method.modules() if isinstance(module, Encoder))
-    return sum({id(cache): cache.room for encoder in encoders if (cache := encoder.cache) is not None}.values())
+    """What may still be taken for what frozen blocks make of examples (backbone.cache)."""
+    caches = {module.cache for module in method.modules() if isinstance(module, Encoder)} - {None}
+    return sum(cache.memory_wanted() for cache in caches if cache is not None)
 
 
 def bytes_free(device: torch.device) -> int | None:
@@ -67,12 +67,12 @@ def peak_bytes(device: torch.device) -> int | None:
 
 def check_resources(method: Method, tasks: Iterable[int]) -> str:
     """A sentence that says how much memory these tasks need; ConfigError if it does not fit into the free memory."""
-    needed, texts = bytes_needed(method, tasks), bytes_cached(method)
+    needed, cached = bytes_needed(method, tasks), bytes_cached(method)
     free = bytes_free(device := method.stream.device)
     told = f"{method.title} will need up to {in_words(needed)} for parameters, gradients and optimiser"
-    if texts:
-        told += f", {in_words(texts)} more for the cached outputs of frozen blocks (backbone.cache)"
-    if free is not None and needed + texts - bytes_kept(method) > free:
+    if cached:
+        told += f", {in_words(cached)} more for the cached outputs of frozen blocks (backbone.cache)"
+    if free is not None and needed + cached - bytes_kept(method) > free:
         raise ConfigError(
             f"{told}, without activations, but only {in_words(free)} are free on {device.type}: use fewer tasks, a "
             "smaller backbone, backbone.adapter or backbone.freeze (frozen parameters are kept once), less "

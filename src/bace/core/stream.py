@@ -8,7 +8,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from bace.data.batch import Batch, View
+from bace.data.batch import Batch, View, moved
 from bace.data.modality import Examples, Modality
 from bace.errors import DataError, StreamRefused
 
@@ -85,7 +85,7 @@ class Stream(Sequence[Task]):
         self.check(examples)
         made = self.data.inputs(examples, view, self.device) if inputs else {}
         rows, owner = self.rows_of(examples)
-        return Batch(made, self.targets[rows].to(self.device), examples, rows, self._at(owner, rows))
+        return Batch(made, moved(self.targets[rows], self.device), examples, rows, self._at(owner, rows))
 
     def rows(self, rows: Tensor, *, view: View = None) -> Batch:
         """Exactly these rows, in this order; a sentence that holds several of them is passed once."""
@@ -94,7 +94,7 @@ class Stream(Sequence[Task]):
         examples, inverse = torch.unique(self.owners(rows), return_inverse=True)
         self.check(examples)
         inputs = self.data.inputs(examples, view, self.device)
-        return Batch(inputs, self.targets[rows].to(self.device), examples, rows, self._at(inverse, rows))
+        return Batch(inputs, moved(self.targets[rows], self.device), examples, rows, self._at(inverse, rows))
 
     def labels(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows,) row ids, (rows,) class ids
         """The rows of these examples and their classes, without their inputs."""
@@ -205,7 +205,7 @@ class Stream(Sequence[Task]):
     def _at(self, owner: Tensor, rows: Tensor) -> Tensor | None:  # (rows, 2)
         if self.data.positions is None:
             return None
-        return torch.stack([owner, self.data.positions[rows]], dim=1).to(self.device)
+        return moved(torch.stack([owner, self.data.positions[rows]], dim=1), self.device)
 
     def _check_classes(self) -> None:
         expected = 0

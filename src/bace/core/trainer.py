@@ -91,6 +91,7 @@ class Trainer:
         self.studies = studies or {}
         self.now, self.results, self.losses = method.now, Results(), LossLog()
         self.optimiser: torch.optim.Optimizer | None = None
+        self.scaler = self.new_scaler()
         self.restored: OptimiserState | None = None  # from the checkpoint, until a stage uses it
         self.steps_since_save, self.saved_at = 0, time.monotonic()
         self.clock = self.spent()
@@ -144,6 +145,8 @@ class Trainer:
                 stage.structure()
             if stage.prepare:
                 stage.prepare()
+            if self.config.train.reset_optimiser:
+                self.scaler = self.new_scaler()
             now.prepared = True
         for model in method.modules():
             if isinstance(model, Model):
@@ -208,11 +211,13 @@ class Trainer:
         if terms:
             assert optimiser is not None
             optimiser.zero_grad(set_to_none=True)
-            functools.reduce(torch.add, terms.values()).backward()
+            self.scaler.scale(functools.reduce(torch.add, terms.values())).backward()
+            self.scaler.unscale_(optimiser)
             method.before_step(batch)
             if clip := self.config.train.clip if stage.clip is None else stage.clip:
                 nn.utils.clip_grad_norm_(parameters, clip)
-            optimiser.step()
+            self.scaler.step(optimiser)  # not if a gradient of float16 has overflowed
+            self.scaler.update()
             self.losses.note(self.now.in_words(), terms)
         method.after_step(batch)
 
@@ -290,6 +295,12 @@ class Trainer:
             before.hand_over(optimiser)
         return optimiser
 
+    def new_scaler(self) -> torch.amp.GradScaler:
+        """Scales losses so that the gradients of float16 do not underflow; does nothing for other precisions."""
+        half = self.config.train.precision == "float16"
+        # torch's own first scale, 65,536, costs every stage its first steps, which overflow until it has shrunk
+        return torch.amp.GradScaler(self.stream.device.type, init_scale=1024.0, enabled=half)
+
     def set_learning_rate(self, stage: Stage) -> None:
         train, now = self.config.train, self.now
         factor = learning_rate_factor(stage, train, now.epoch + now.step / now.steps, now.steps)
@@ -363,6 +374,7 @@ class Trainer:
         noted = optimiser.by_name(dict(self.method.named_parameters())) if optimiser else {}
         tensors |= {f"optimiser.{name}": value for name, value in noted.items()}
         state = {"at": self.now.state(), "results": dataclasses.asdict(self.results), "method": plain}
+        state |= {"scaler": self.scaler.state_dict()} if self.scaler.is_enabled() else {}
         return tensors, {**state, "licences": self.stream.licences, "optimiser": optimiser.kind if optimiser else ""}
 
     def optimiser_is_over(self) -> bool:
@@ -380,6 +392,8 @@ class Trainer:
         self.stream.licences = list(state["licences"])
         self.method.rebuild(self.stream[: self.now.task + 1])
         self.method.load_state_dict(method_state(tensors, state["method"]))
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
         noted = {name.removeprefix("optimiser."): t for name, t in tensors.items() if name.startswith("optimiser.")}
         parameters = dict(self.method.named_parameters())
         self.restored = OptimiserState.from_names(state.get("optimiser", ""), noted, parameters) if noted else None

@@ -14,6 +14,23 @@ MIRRORED: View = -1  # the clean view left to right, of pictures that are mirror
 NO_IDS = torch.zeros(0, dtype=torch.int64)
 
 
+class Keyed(dict[str, Tensor]):
+    """Inputs with a key for each example, so that what was computed of the same view before can be found again. A
+    changed copy, `{**inputs, ...}`, is an ordinary dict: it has no keys, and nothing is found for it.
+
+    keys: (examples,) int64, on the host. Negative: a random view, which may never come again.
+    """
+
+    def __init__(self, inputs: dict[str, Tensor], keys: Tensor) -> None:
+        super().__init__(inputs)
+        self.keys_of_examples = keys
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device. A GPU fetches it from pinned memory while it goes on computing."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows to learn from or to predict."""
@@ -39,6 +56,8 @@ class Batch:
             examples, inverse = torch.unique(self.at[rows, 0], return_inverse=True)
             at = torch.stack([inverse, self.at[rows, 1]], dim=1)
         inputs = {key: value[examples] for key, value in self.inputs.items()}
+        if isinstance(self.inputs, Keyed):
+            inputs = Keyed(inputs, self.inputs.keys_of_examples[examples.cpu()])
         if "attention_mask" in inputs:
             length = int(inputs["attention_mask"].sum(1).max())
             inputs = {key: value[:, :length] for key, value in inputs.items()}
@@ -53,8 +72,11 @@ class Batch:
         if first.at is not None and second.at is not None:
             shift = torch.tensor([len(first.examples), 0], device=second.at.device)
             at = torch.cat([first.at, second.at + shift])
+        inputs = {key: _cat_padded(first.inputs[key], second.inputs[key]) for key in first.inputs}
+        if isinstance(first.inputs, Keyed) and isinstance(second.inputs, Keyed):
+            inputs = Keyed(inputs, torch.cat([first.inputs.keys_of_examples, second.inputs.keys_of_examples]))
         return Batch(
-            {key: _cat_padded(first.inputs[key], second.inputs[key]) for key in first.inputs},
+            inputs,
             torch.cat([first.targets, second.targets]),
             torch.cat([first.examples, second.examples]),
             torch.cat([first.rows, second.rows]),

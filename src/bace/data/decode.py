@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import accumulate, islice
 from pathlib import Path
@@ -23,12 +23,14 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from bace.data import picture_store
 from bace.errors import ConfigError, DataError
 from bace.files import inside
 
 Size = int | tuple[int, int]  # the side of a square, or height and width
 DEFAULT_SIZE = 256  # side of the squares that pictures of unequal sizes become
 MEMORY_LIMIT = 2 * 1024**3  # bytes; larger picture tensors live in a memory-mapped file
+STORED_FROM = 5000  # pictures; fewer are decoded sooner than they are looked up
 MOST_PIXELS = 64_000_000  # of one picture: 192 MB in colour
 MOST_SIDE = 65_535  # pixels; as in JPEG. A row costs time, however short it is
 MOST_BYTES = 256 * 1024**2  # of one picture's file
@@ -85,17 +87,19 @@ class Pictures:
     cells: what can be opened, at ascending rows of the source.
     rows:  the rows of these pictures.
     where: what an error message calls a row.
+    data: the folder of the source, beside which decoded pictures are kept; None: nowhere.
     """
 
     cells: Callable[[Sequence[int]], Iterator[Any]]
     rows: Sequence[int]
     where: Callable[[int], str]
+    data: Path | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, indices: Sequence[int]) -> "Pictures":
-        return Pictures(self.cells, [self.rows[i] for i in indices], self.where)
+        return replace(self, rows=[self.rows[i] for i in indices])
 
 
 def decode_pictures(
@@ -119,10 +123,27 @@ def decode_pictures(
         return part.where(row)
 
     places = [place for _, place, _ in order]
-    stacked = _stack_equal(pictures(), places, where, image_size, channels, memory_limit)
-    if stacked is None:  # unequal sizes
-        stacked = _stack_equal(pictures(), places, where, DEFAULT_SIZE, channels, memory_limit)
-    return cast(Tensor, stacked)
+
+    def stack(room: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        stacked = _stack_equal(pictures(), places, where, image_size, channels, room)
+        if stacked is None:  # unequal sizes
+            stacked = _stack_equal(pictures(), places, where, DEFAULT_SIZE, channels, room)
+        return cast(Tensor, stacked)
+
+    def in_memory(shape: tuple[int, ...]) -> Tensor:
+        return allocate(shape, memory_limit)
+
+    data = parts[0].data
+    if data is None or len(places) < STORED_FROM:
+        return stack(in_memory)
+    key = picture_store.fingerprint(pictures(), (places, image_size, channels, DEFAULT_SIZE))
+    if key is None:
+        return stack(in_memory)
+    if (found := picture_store.find(key, data)) is not None:
+        return found
+    with picture_store.draft(key, data) as draft:
+        stacked = stack(lambda shape: room if (room := draft.allocate(shape)) is not None else in_memory(shape))
+        return stacked if (kept := draft.finished()) is None else kept
 
 
 def _stack_equal(
@@ -131,7 +152,7 @@ def _stack_equal(
     where: Callable[[int], str],
     image_size: Size | None,
     channels: int,
-    memory_limit: int,
+    room: Callable[[tuple[int, ...]], Tensor],
 ) -> Tensor | None:  # (count, channels, height, width), or nothing as soon as two sizes differ
     def decode(block: list[tuple[int, Any]]) -> list[npt.NDArray[np.uint8]]:
         return [_decode(picture, where(i), image_size, channels) for i, picture in block]
@@ -152,7 +173,7 @@ def _stack_equal(
         result: Tensor | None = None
         for place, pixels in zip(places, decoded, strict=True):
             if result is None:
-                result = allocate((count, *pixels.shape), memory_limit)
+                result = room((count, *pixels.shape))
                 target = result.numpy()
             if pixels.shape != target.shape[1:]:
                 return None
@@ -275,7 +296,7 @@ def allocate(shape: tuple[int, ...], memory_limit: int, dtype: torch.dtype = tor
     size = math.prod(shape) * dtype.itemsize
     if size <= memory_limit:
         return torch.empty(shape, dtype=dtype)
-    folder = Path(os.environ.get("BACE_CACHE") or "~/.cache/bace").expanduser()
+    folder = picture_store.cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(".pixels", dir=folder)

@@ -28,6 +28,8 @@ class DataSettings:
             5 to 100 % of the area, up to a third wider or higher than square (`area`, as in LAMDA-PILOT). Then the
             clean view of pictures of all sizes is the central window of 7/8.
         flip: mirror pictures at random; off for digits and letters.
+        views: training shows so many random views of each picture, drawn anew every time; what frozen blocks make of
+            them is then computed once (backbone.cache). 0: as many as there are.
         image_size: side of the squares as which pictures are kept; default: as they are if all have one size, else 256.
         max_length: longest text in tokens; longer texts are cut, longer sentences are windowed.
         input_column: of a table, if not found by itself.
@@ -47,6 +49,7 @@ class DataSettings:
     augment: bool = True
     crop: Literal["window", "area"] = "window"
     flip: bool = True
+    views: int = 0
     image_size: int | None = None
     max_length: int = 128
     input_column: str | None = None

@@ -14,19 +14,20 @@ from bace.core.position import Position
 from bace.core.stream import Stream
 from bace.data.benchmarks import find_benchmark
 from bace.data.modalities import MODALITIES
+from bace.data.modality import Examples
 from bace.data.settings import data_settings
 from bace.errors import ConfigError
 from bace.experiments.stream import make_stream
 from bace.methods import find_method
 from bace.models.adapters import add_adapters
 from bace.models.backbones import OWN
-from bace.models.encoder import Encoder, PassCounter, freeze_prefix
+from bace.models.encoder import Encoder, PassCounter, freeze_prefix, keep_prefix
 from bace.models.frozen_prefix import PrefixCaches
 from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.image_encoder import ImageEncoder
 from bace.models.loading import load_encoder
 from bace.models.model import Model
-from bace.models.text_encoder import TextEncoder, keep_prefix
+from bace.models.text_encoder import TextEncoder
 from bace.randomness import generator
 
 
@@ -86,7 +87,7 @@ def attach(
 
     def model_of(encoder: Encoder) -> Model:
         encoder.passes = passes
-        return make_model(encoder, config, caches).to(device)
+        return make_model(encoder, config, caches, method.stream.data).to(device)
 
     stream.device = device
     method.stream, method.training_settings, method.now = stream, config.train, Position(config.seed)
@@ -105,14 +106,18 @@ def check_memory(method: Method) -> None:
         method.quota(method.stream[-1])
 
 
-def make_model(encoder: Encoder, config: Config, caches: PrefixCaches) -> Model:
+def make_model(encoder: Encoder, config: Config, caches: PrefixCaches, data: Examples) -> Model:
     if config.backbone.adapter:
         add_adapters(encoder, config.backbone.adapter, generator(config.seed, "adapters"))
     if config.backbone.freeze:
         freeze_prefix(encoder, config.backbone.freeze)
-    precision = torch.bfloat16 if config.train.precision == "bfloat16" else torch.float32
-    if config.backbone.cache:
-        keep_prefix(encoder, config.backbone.cache, precision, caches)
+    precision: torch.dtype = getattr(torch, config.train.precision)
+    if isinstance(encoder, ImageEncoder):
+        encoder.channels_last = config.train.channels_last
+    if config.train.compile:
+        for block in encoder.blocks:
+            block.compile()
+    keep_prefix(encoder, config.backbone, precision, caches, data)
     head: Head
     if config.head.kind == "cosine":
         head = CosineHead(encoder.width, config.head.sigma_init, config.head.sigma_learn)
@@ -135,12 +140,16 @@ def device_name(wanted: str) -> str:
 
 def prepare_torch(config: Config) -> None:
     """Threads, determinism, and a check that the precision asked for does not kill the process."""
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
+    train = config.train
+    if train.threads:
+        torch.set_num_threads(train.threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # use_deterministic_algorithms does the same, but imports the compiler, which takes seconds
+    torch.set_deterministic_debug_mode("warn" if train.deterministic else "default")
+    torch.backends.cudnn.benchmark = not train.deterministic
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = train.tf32
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, changes nothing here
-    if config.train.precision == "bfloat16" and device_name(config.train.device) == "cpu":
-        probe = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))"
+    if train.precision != "float32" and device_name(train.device).startswith("cpu"):
+        probe = f"import torch; a = torch.ones(64, 64, dtype=torch.{train.precision}); print(float((a @ a)[0, 0]))"
         if subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode:
-            raise ConfigError("train.precision bfloat16 does not work on this CPU (probed): use float32")
+            raise ConfigError(f"train.precision {train.precision} does not work on this CPU (probed): use float32")

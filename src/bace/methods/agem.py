@@ -90,10 +90,9 @@ def project(
 ) -> None:
     """g <- g - (g.g_ref / g_ref.g_ref) g_ref where g.g_ref < 0; otherwise g is unchanged."""
     conflict = dot(g, g_ref)
-    if conflict < 0:
-        scale = conflict / dot(g_ref, g_ref)
-        for own, reference in zip(g, g_ref, strict=True):
-            own -= scale * reference
+    scale = torch.where(conflict < 0, conflict / dot(g_ref, g_ref), 0.0)  # on the device: nothing waits for the sign
+    for own, reference in zip(g, g_ref, strict=True):
+        own -= scale * reference
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:  # ()

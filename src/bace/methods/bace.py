@@ -147,12 +147,13 @@ class BaCE(HoldOut):
             return
         examples = stage.examples().sort().values
         self.rows, targets = self.stream.labels(examples)
-        out = self.outputs(examples, self.teacher, view=self.now.view())
+        out = self.outputs_on_device(examples, self.teacher, view=self.now.view())
         self.log_old = self.log_scores_of_old(out.logits)
         own = self.own_rows(targets)  # anchors, and candidates for neighbours
         if own.any() and self.W0 < 1:
             features = F.normalize(out.features[own], dim=1) if self.knn_normalize else out.features[own]
-            index, distance = self.find_neighbours(features, targets[own])
+            # where the features are; the table itself holds row ids, which the CPU reads
+            index, distance = (found.cpu() for found in self.find_neighbours(features, targets[own]))
             weights = neighbour_log_weights(distance, self.W0, uniform=self.effect_new == "uniform")
             anchors = self.rows[own]
             self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights, distance)
@@ -163,9 +164,9 @@ class BaCE(HoldOut):
         """What the student scores before its first step. Its encoder is the teacher's then, unless that is an average
         over tasks, so the grown head is applied to the teacher's features."""
         if self.teacher_init == "ema":
-            features = self.outputs(examples, view=self.now.view()).features
+            features = self.outputs_on_device(examples, view=self.now.view()).features
         with torch.no_grad():
-            return self.log_scores_of_new(self.model.head(features.to(self.bias.device)))
+            return self.log_scores_of_new(self.model.head(features))
 
     def find_neighbours(
         self,
@@ -177,6 +178,8 @@ class BaCE(HoldOut):
         pool = None
         if self.knn_pool_cap and self.knn_pool_cap < len(features):
             pool = torch.randperm(len(features), generator=self.now.rng("pool"))[: self.knn_pool_cap].sort().values
+            pool = pool.to(features.device)
+        targets = targets.to(features.device)
         among = self.effect_new if self.effect_new in ("same", "different") else "all"
         farthest = self.effect_new == "reverse"
         return nearest(features, self.K, labels=targets, among=among, farthest=farthest, candidates=pool)
@@ -212,7 +215,7 @@ class BaCE(HoldOut):
 
     def loss_distil(self, logits: Tensor, batch: Batch, own: Tensor) -> Tensor:
         """Effect_old on new data: L_KL(S, S0) over the old classes (3.1)."""
-        log_old = self.log_old[torch.searchsorted(self.rows, batch.rows)].to(logits.device)
+        log_old = self.log_old[torch.searchsorted(self.rows, batch.rows)]
         if self.stream.background is None:
             return self.kl(logits, log_old, self.kl_mode)
         terms = []
@@ -263,7 +266,7 @@ class BaCE(HoldOut):
         return self.labelled(targets, new=len(targets))
 
     def neighbourhood(self, batch: Batch) -> Neighbourhood | None:
-        rows = batch.rows[self.own_rows(batch.targets).cpu()]
+        rows = batch.rows[self.own_rows(batch.targets)]
         if self.table is None or not len(rows):
             return None
         draws = self.neighbor_grad and self.neighbour_scores == "bank"

@@ -151,7 +151,7 @@ class BiC(HoldOut, ER):
         """The logits of the network, corrected as after learning `tasks` tasks."""
         first = 0 if self.corrections == "cumulative" else max(tasks - 1, 0)
         for t in range(first, tasks):
-            logits = correct_bias(logits, self.stream[t].classes, *self.pairs[t].tolist())
+            logits = correct_bias(logits, self.stream[t].classes, *self.pairs[t].detach())
         return logits
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:

@@ -111,7 +111,7 @@ class CLSER(ER):
         self.steps += 1
         for name, (chance, most) in self.rates.items():
             if float(torch.rand((), generator=self.now.rng(name))) < chance:
-                average_into(getattr(self, name), self.model, min(1 - 1 / (int(self.steps) + 1), most))
+                average_into(getattr(self, name), self.model, (1 - 1 / (self.steps + 1)).clamp(max=most))
 
     def transfer_model(self) -> Model:
         return self.stable

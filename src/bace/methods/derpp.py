@@ -4,7 +4,6 @@ Learning: a Strong, Simple Baseline", NeurIPS 2020."""
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bace.core.memory import stack_rows, unstack_rows
@@ -89,8 +88,7 @@ class DERpp(ER):
             stored = unstack_rows(
                 self.memory.get_buffer("logits")[self.replayed_slots(1)].to(logits.device), first.owner
             )
-            known = ~stored.isnan()  # leaves out the columns of classes that came later
-            terms["match"] = self.alpha * F.mse_loss(logits[len(both) :, : stored.shape[1]][known], stored[known])
+            terms["match"] = self.alpha * known_mse(logits[len(both) :, : stored.shape[1]], stored)
         return terms
 
     def loss_teacher(self, batch: Batch) -> Loss:
@@ -108,7 +106,8 @@ class DERpp(ER):
 
     def after_step(self, batch: Batch) -> None:
         if self.logits == "stored":
-            notes = stack_rows(self.before.cpu(), batch.owner.cpu(), len(batch.examples))
+            _, owner = self.stream.rows_of(batch.examples)
+            notes = stack_rows(self.before, owner, len(batch.examples))
             group, rng = self.stream.group_of(batch.examples), self.now.rng("reservoir")
             self.memory.offer_reservoir(batch.examples, self.now.task, group, rng, logits=notes)
 
@@ -123,3 +122,9 @@ class DERpp(ER):
     @property
     def replay_size(self) -> int:
         return super().replay_size if self.replays else 0
+
+
+def known_mse(logits: Tensor, stored: Tensor) -> Tensor:  # (rows, columns) twice -> ()
+    """The mean of (z - z')^2 where z' is known; NaN stands for the columns of classes that came later."""
+    known = ~stored.isnan()
+    return (logits - stored.where(known, logits.detach())).square().sum() / known.sum().clamp(min=1)

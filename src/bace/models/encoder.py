@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from bace.config.schema import Backbone
+from bace.data.modalities.image import Images
+from bace.data.modality import Examples
 from bace.errors import ConfigError
-from bace.models.frozen_prefix import PrefixCache
+from bace.models.frozen_prefix import PictureCache, PrefixCache, PrefixCaches, TextCache
 from bace.models.prefix_attention import Prefix
 
 Modality = Literal["image", "text"]
@@ -81,6 +84,10 @@ class Encoder(nn.Module):
         """The hidden states that enter the first block, and the attention mask in the form the blocks take."""
         raise NotImplementedError
 
+    def mask(self, inputs: dict[str, Tensor]) -> Tensor | None:
+        """The attention mask alone, in the form the blocks take."""
+        return None
+
     def relax(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The same inputs in the form that holds `movable`, for methods that optimise inputs."""
         return inputs
@@ -145,8 +152,25 @@ class Encoder(nn.Module):
         self, inputs: dict[str, Tensor], taps: bool = False
     ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
         """The finished hidden states; with `taps` also what each block put out, before the final LayerNorm."""
+        if self.cache is not None and not taps and self.cache.takes(inputs):
+            return self.run(self._prefix(inputs, self.cache), self.mask(inputs), start=self.cache.depth)[0]
         hidden, outputs = self.run(*self.embed(inputs), taps=taps)
         return (hidden, outputs) if taps else hidden
+
+    def _prefix(self, inputs: dict[str, Tensor], cache: PrefixCache) -> Tensor:  # (examples, tokens, width)
+        """What enters the first block that is not frozen, as far as possible from the cache."""
+
+        def compute(inputs: dict[str, Tensor]) -> Tensor:
+            hidden, mask = self.embed(inputs)
+            for block in range(cache.depth):
+                hidden = self.run_block(block, hidden, mask)
+            return hidden
+
+        before = self.passes.total
+        hidden = cache.read(inputs, compute)
+        # what is found counts as passed: else the cost of a method would depend on the runs before it
+        self.passes.total = before + len(hidden) * cache.depth / len(self.blocks)
+        return hidden
 
     def run(
         self,
@@ -217,3 +241,23 @@ def freeze_prefix(encoder: Encoder, blocks: int) -> None:
     for module in frozen_modules(encoder):
         module.requires_grad_(False)
     encoder.train(encoder.training)
+
+
+def keep_prefix(
+    encoder: Encoder, settings: Backbone, precision: torch.dtype, caches: PrefixCaches, data: Examples
+) -> None:
+    """Lets an encoder keep what its frozen blocks make of each example; without frozen blocks there is nothing to."""
+    depth, room, half = encoder.frozen, settings.cache * 1_000_000, settings.cache_half
+    if not depth or not room:
+        return
+
+    def make() -> PrefixCache:
+        if isinstance(data, Images):
+            passing = len(data) if data.augment and not data.views else 0
+            return PictureCache(depth, room, half, len(data) * data.repeated, passing)
+        return TextCache(depth, room, half)
+
+    weights = [p for module in frozen_modules(encoder) for p in module.parameters()]
+    about = (type(encoder).__name__, depth, room, half, precision, encoder.config.to_json_string())
+    shown = data.fingerprint() if isinstance(data, Images) else ""  # pictures are found by number, texts by content
+    encoder.cache = caches.find(repr((*about, shown)), weights, make)

@@ -1,4 +1,4 @@
-"""What frozen blocks make of a text, computed once instead of in every epoch, for every teacher and in every test."""
+"""What frozen blocks make of an example, computed once, not in every epoch, for every teacher and in every test."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -7,31 +7,63 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bace.data.batch import Keyed
+from bace.data.decode import MEMORY_LIMIT, allocate
+
+AT_ONCE = 32  # pictures that an accelerator passes together
+
 
 class PrefixCache:
-    """What the frozen part of an encoder puts out, text by text.
+    """What the frozen part of an encoder puts out, example by example.
 
-    Each text is passed alone: in a batch its numbers would depend, in the last digits, on the texts beside it, and a
-    resumed run would not be the run that was never interrupted. Copies of the encoder (teachers) share the cache.
+    Each example is passed alone: in a batch its numbers would depend, in the last digits, on the examples beside it,
+    and a resumed run would not be the run that was never interrupted. Copies of the encoder (teachers) share the cache.
 
     Args:
         depth: how many blocks it stands for.
         room: how many bytes may be kept. When they are taken, what is not kept is computed whenever it is needed.
+        half: keep it in half precision.
     """
 
-    def __init__(self, depth: int, room: int) -> None:
-        self.depth, self.room = depth, room
-        self.kept: dict[bytes, Tensor] = {}  # a text's ids -> (tokens, width)
+    def __init__(self, depth: int, room: int, half: bool = False) -> None:
+        self.depth, self.room, self.half = depth, room, half
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PrefixCache":
         return self
 
+    def takes(self, inputs: dict[str, Tensor]) -> bool:
+        """Whether the examples in these inputs can be found again."""
+        raise NotImplementedError
+
     def read(
         self,
-        inputs: dict[str, Tensor],  # (texts, tokens) each, padded at the end
-        compute: Callable[[dict[str, Tensor]], Tensor],  # of one text, not padded: (1, tokens, width)
-    ) -> Tensor:  # (texts, tokens, width)
-        """What enters block `depth`, with zeros where a text is padded: nothing attends to that."""
+        inputs: dict[str, Tensor],
+        compute: Callable[[dict[str, Tensor]], Tensor],  # (examples, tokens, width)
+    ) -> Tensor:  # (examples, tokens, width)
+        """What enters block `depth`."""
+        raise NotImplementedError
+
+    def memory_wanted(self) -> int:
+        """Bytes of memory that it may still take."""
+        return self.room
+
+    def rounded(self, hidden: Tensor) -> Tensor:
+        """As it is kept: what has just been computed must be what will be found later."""
+        return hidden.half() if self.half else hidden
+
+
+class TextCache(PrefixCache):
+    """Finds texts by their tokens."""
+
+    def __init__(self, depth: int, room: int, half: bool = False) -> None:
+        super().__init__(depth, room, half)
+        self.kept: dict[bytes, Tensor] = {}  # a text's ids -> (tokens, width)
+
+    def takes(self, inputs: dict[str, Tensor]) -> bool:
+        return "input_ids" in inputs  # not word vectors
+
+    def read(self, inputs: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+        """Inputs are (texts, tokens) each, padded at the end; padding becomes zeros, which nothing attends to."""
         mask = inputs["attention_mask"]
         here = {name: value.cpu().numpy() for name, value in inputs.items()}  # once, not text by text
         device = str(mask.device).encode()
@@ -40,30 +72,132 @@ class PrefixCache:
             key = b" ".join([device, *(value[i, :length].tobytes() for value in here.values())])
             if (text := self.kept.get(key)) is None:
                 with torch.no_grad():
-                    text = compute({name: value[i : i + 1, :length] for name, value in inputs.items()})[0]
+                    text = self.rounded(compute({name: value[i : i + 1, :length] for name, value in inputs.items()})[0])
                 if text.nbytes <= self.room:
                     self.room -= text.nbytes
                     self.kept[key] = text
             texts.append(text)
-        hidden = texts[0].new_zeros(*mask.shape, texts[0].shape[1])
+        hidden = texts[0].new_zeros(*mask.shape, texts[0].shape[1], dtype=torch.get_default_dtype())
         for row, text in zip(hidden, texts, strict=True):
             row[: len(text)] = text
         return hidden
+
+
+class PictureCache(PrefixCache):
+    """Finds pictures by their keys (`Keyed`), in one table on the host.
+
+    Views that come again and again have places of their own. In what is left of the room the newest random views stand,
+    at most one of each picture: within an epoch, teacher, student and neighbours see the same one.
+
+    Args:
+        fixed: how many views come again and again.
+        passing: how many random views may be kept besides.
+        in_memory: bytes up to which the table is in memory; a larger one is a memory-mapped file.
+    """
+
+    def __init__(
+        self, depth: int, room: int, half: bool, fixed: int, passing: int, in_memory: int = MEMORY_LIMIT
+    ) -> None:
+        super().__init__(depth, room, half)
+        self.fixed, self.passing, self.in_memory = fixed, passing, in_memory
+        self.kept: Tensor | None = None  # (slots, tokens, width)
+        self.slots: dict[int, int] = {}  # key -> slot
+        self.key_at: dict[int, int] = {}  # slot -> key, of random views
+        self.fixed_taken = self.passing_taken = 0
+
+    def takes(self, inputs: dict[str, Tensor]) -> bool:
+        return isinstance(inputs, Keyed)
+
+    def read(self, inputs: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+        assert isinstance(inputs, Keyed)
+        pixels, keys = inputs["pixel_values"], inputs.keys_of_examples.tolist()
+        missing = {key: i for i, key in enumerate(keys) if key not in self.slots}  # one example of each
+        if missing:
+            hidden = self._read_and_computed(pixels, keys, missing, compute)
+        else:
+            assert self.kept is not None
+            hidden = self.kept[[self.slots[key] for key in keys]]
+        return hidden.to(pixels.device, torch.get_default_dtype(), non_blocking=True)
+
+    def _read_and_computed(
+        self, pixels: Tensor, keys: list[int], missing: dict[int, int], compute: Callable[[dict[str, Tensor]], Tensor]
+    ) -> Tensor:  # (examples, tokens, width)
+        new = self._computed(pixels, list(missing.values()), compute)
+        row = {key: i for i, key in enumerate(missing)}
+        computed = [i for i, key in enumerate(keys) if key in row]
+        found = [i for i, key in enumerate(keys) if key not in row]
+        hidden = new.new_empty(len(keys), *new.shape[1:])
+        hidden[computed] = new[[row[keys[i]] for i in computed]]
+        if self.kept is not None and found:
+            hidden[found] = self.kept[[self.slots[keys[i]] for i in found]]
+        self._keep(list(missing), new)  # last: it may replace what was found
+        return hidden
+
+    def memory_wanted(self) -> int:
+        if self.kept is None:
+            return min(self.room, self.in_memory)
+        free = len(self.kept) - self.fixed_taken - min(self.passing_taken, self.passing)
+        return 0 if self.kept.nbytes > self.in_memory else self.kept[:free].nbytes
+
+    def _computed(
+        self, pixels: Tensor, wanted: list[int], compute: Callable[[dict[str, Tensor]], Tensor]
+    ) -> Tensor:  # (wanted, tokens, width) on the host
+        """An accelerator passes several at once, but always the same number, so that it does the same operations."""
+        size = 1 if pixels.device.type == "cpu" else AT_ONCE
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(wanted), size):
+                some = wanted[start : start + size]
+                filled = some + some[-1:] * (size - len(some))
+                parts.append(self.rounded(compute({"pixel_values": pixels[filled]})[: len(some)]))
+        return torch.cat(parts).cpu()
+
+    def _keep(self, keys: list[int], new: Tensor) -> None:
+        if self.kept is None:
+            places = self.room // new[0].nbytes
+            self.fixed = min(self.fixed, places)
+            self.passing = min(self.passing, places - self.fixed)
+            with torch.inference_mode(False):
+                self.kept = allocate((self.fixed + self.passing, *new.shape[1:]), self.in_memory, new.dtype)
+        rows, slots = [], []
+        for row, key in enumerate(keys):
+            if (slot := self._slot(key)) is not None:
+                rows.append(row)
+                slots.append(slot)
+        if slots:
+            self.kept[slots] = new[rows]
+
+    def _slot(self, key: int) -> int | None:
+        """A place for a key that has none; a random view takes the place of the oldest."""
+        if key >= 0:
+            if self.fixed_taken == self.fixed:
+                return None
+            slot = self.fixed_taken
+            self.fixed_taken += 1
+        else:
+            if not self.passing:
+                return None
+            slot = self.fixed + self.passing_taken % self.passing
+            self.passing_taken += 1
+            self.slots.pop(self.key_at.get(slot, key), None)
+            self.key_at[slot] = key
+        self.slots[key] = slot
+        return slot
 
 
 class PrefixCaches:
     """Owns the caches of a run, or of all runs of a comparison: those with the same frozen blocks share one."""
 
     def __init__(self) -> None:
-        self.newest: dict[tuple[str, int, int], PrefixCache] = {}  # at most one
+        self.newest: dict[str, PrefixCache] = {}  # at most one
 
-    def find(self, about: str, frozen: Iterable[Tensor], depth: int, megabytes: int) -> PrefixCache:
-        """The cache of the encoder with this description and these frozen weights. Only the newest is held: what
-        another backbone made of texts should not stay in memory."""
+    def find(self, about: str, frozen: Iterable[Tensor], make: Callable[[], PrefixCache]) -> PrefixCache:
+        """The cache of the encoder with this description and these frozen weights, or a new one. Only the newest is
+        held: what another backbone made of examples should not stay in memory."""
         digest = hashlib.blake2b(about.encode())
         for weights in frozen:
             digest.update(weights.detach().cpu().numpy().tobytes())
-        key = digest.hexdigest(), depth, megabytes
+        key = digest.hexdigest()
         if key not in self.newest:
-            self.newest = {key: PrefixCache(depth, megabytes * 1_000_000)}
+            self.newest = {key: make()}
         return self.newest[key]

@@ -49,9 +49,9 @@ class Head(nn.Module):
         newest.copy_(torch.where(rows.any(1, keepdim=True), rows, newest))
 
     def products(self, features: Tensor, rows: Tensor) -> Tensor:  # (..., width), (classes, width) -> (..., classes)
-        """<features, row> by blocks: rounding depends on the size of a product, and old logits must not change by a
-        bit when the head grows."""
-        if not len(self.blocks):
+        """<features, row>. On the CPU by blocks: rounding depends on the size of a product, and old logits must not
+        change by a bit when the head grows. An accelerator would spend its time on starting the small ones."""
+        if not len(self.blocks) or features.device.type != "cpu":
             return F.linear(features, rows)
         return torch.cat([F.linear(features, part) for part in rows.split(self.sizes)], -1)
 

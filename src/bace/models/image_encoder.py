@@ -17,6 +17,7 @@ class ImageEncoder(Encoder):
 
     Attributes:
         channels, patch: what it takes; both sides of a picture must be multiples of `patch`.
+        channels_last: pictures are laid out so that the channels of a pixel are neighbours.
         image_size: the side at which pictures should be given. Others work too: positions are interpolated.
         mean, std: what to normalise pixels in [0, 1] with, one number per channel.
     """
@@ -29,6 +30,7 @@ class ImageEncoder(Encoder):
     mlp_branch = ("layernorm_after", "mlp")
     query_and_value = ("attention.q_proj", "attention.v_proj")
     takes_prefixes = True
+    channels_last = False
     default_mean: ClassVar[tuple[float, ...]] = IMAGENET_MEAN
     default_std: ClassVar[tuple[float, ...]] = IMAGENET_STD
 
@@ -72,6 +74,8 @@ class ImageEncoder(Encoder):
                 f"pictures of {channels} x {height} x {width} do not fit the backbone: it takes {self.channels} "
                 f"channels and sides that are multiples of {self.patch}."
             )
+        if self.channels_last:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
         return self._embed(pixels), None
 
     def patch_map(

@@ -99,11 +99,11 @@ def frozen_copy(model: Model) -> Model:
 
 
 @torch.no_grad()
-def average_into(teacher: nn.Module, student: nn.Module, beta: float) -> None:
+def average_into(teacher: nn.Module, student: nn.Module, beta: float | Tensor) -> None:
     """theta0 <- beta theta0 + (1 - beta) theta, for all that the teacher has (its head may be narrower)."""
     newer = {**dict(student.named_parameters()), **dict(student.named_buffers())}
     for name, value in (*teacher.named_parameters(), *teacher.named_buffers()):
         if value.is_floating_point():
-            value.lerp_(newer[name], 1 - beta)
+            value.lerp_(newer[name], (1 - beta).to(value.dtype) if isinstance(beta, Tensor) else 1 - beta)
         else:
             value.copy_(newer[name])

@@ -5,9 +5,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bace.errors import ConfigError, DataError
-from bace.models.encoder import Encoder, frozen_modules
-from bace.models.frozen_prefix import PrefixCaches
+from bace.errors import DataError
+from bace.models.encoder import Encoder
 from bace.models.pooling import Pooling, pooled, unit_length
 
 
@@ -32,24 +31,6 @@ class TextEncoder(Encoder):
         self.pooling: Pooling = "class"
         self.normalised = False
 
-    def forward(
-        self, inputs: dict[str, Tensor], taps: bool = False
-    ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
-        if self.cache is None or taps or "input_ids" not in inputs:
-            return super().forward(inputs, taps)
-        before = self.passes.total
-        hidden = self.cache.read(inputs, self._prefix)
-        # what is found counts as passed: else the cost of a method would depend on the runs before it
-        self.passes.total = before + len(hidden) * self.cache.depth / len(self.blocks)
-        return self.run(hidden, _columns(inputs["attention_mask"]), start=self.cache.depth)[0]
-
-    def _prefix(self, inputs: dict[str, Tensor]) -> Tensor:  # (examples, tokens, width)
-        assert self.cache is not None
-        hidden, mask = self.embed(inputs)
-        for block in range(self.cache.depth):
-            hidden = self.run_block(block, hidden, mask)
-        return hidden
-
     def embed(
         self,
         inputs: dict[str, Tensor],
@@ -61,7 +42,11 @@ class TextEncoder(Encoder):
             raise DataError(f"a text of {tokens} tokens is too long: the backbone takes up to {self.max_tokens}.")
         types = {"token_type_ids": inputs["token_type_ids"]} if self._takes_types(inputs) else {}
         hidden: Tensor = self.embeddings(ids, inputs_embeds=vectors, **types)
-        return hidden, _columns(inputs["attention_mask"])
+        return hidden, self.mask(inputs)
+
+    def mask(self, inputs: dict[str, Tensor]) -> Tensor:  # (examples, 1, 1, tokens)
+        """Broadcasts over heads and queries: the numbers of the square mask of transformers, but easier to extend."""
+        return inputs["attention_mask"].bool()[:, None, None, :]
 
     def relax(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Word vectors instead of ids: what `embed` looks up before positions are added."""
@@ -91,20 +76,3 @@ class TextEncoder(Encoder):
 
     def _takes_types(self, inputs: dict[str, Tensor]) -> bool:
         return self.has_token_types and "token_type_ids" in inputs
-
-
-def _columns(attention_mask: Tensor) -> Tensor:  # (examples, tokens) -> (examples, 1, 1, tokens)
-    """Broadcasts over heads and queries. Same numbers as the square mask transformers makes, and easier to extend."""
-    return attention_mask.bool()[:, None, None, :]
-
-
-def keep_prefix(encoder: Encoder, megabytes: int, precision: torch.dtype, caches: PrefixCaches) -> None:
-    """Lets a text encoder keep what its frozen blocks make of each text; without frozen blocks there is nothing to."""
-    if not isinstance(encoder, TextEncoder):
-        raise ConfigError(
-            f"backbone.cache is {megabytes}, but only texts are kept: pictures are augmented. Set it to 0."
-        )
-    if encoder.frozen:
-        weights = [p for module in frozen_modules(encoder) for p in module.parameters()]
-        about = f"{type(encoder).__name__} {precision} {encoder.config.to_json_string()}"
-        encoder.cache = caches.find(about, weights, encoder.frozen, megabytes)

@@ -1,6 +1,7 @@
 """Pictures: uint8 tensors in, normalised float batches out; crop, flip, resize on whole batches."""
 
 import base64
+import hashlib
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.data import decode
-from bace.data.batch import MIRRORED, View
+from bace.data.batch import MIRRORED, Keyed, View, moved
 from bace.data.decode import PictureOptions, Pictures, Size
 from bace.data.files import Raw, in_memory
 from bace.data.modality import Examples, Inputs, Modality, Table
 from bace.data.settings import DataSettings
 from bace.errors import ConfigError, DataError
-from bace.randomness import uniform
+from bace.randomness import derive, uniform
 
 THUMBNAIL = 64  # pixels of a side, at most
 
@@ -41,7 +42,9 @@ class Image(Modality):
                 else:
                     yield decode.picture_of(value, raw.folder, raw.where(row))
 
-        pictures = Pictures(cells, rows, raw.where)
+        place = Path(raw.source)
+        data = place if place.is_dir() else place.parent if place.is_file() else None
+        pictures = Pictures(cells, rows, raw.where, data)
         return decode.decode_pictures([pictures], *_settings(options)) if options.get("decode", True) else pictures
 
     def recognises(self, examples: Any) -> bool:
@@ -73,6 +76,7 @@ class Image(Modality):
             std=encoder.std,
             augment=settings.augment,
             flip=settings.flip and flips(tables),
+            views=settings.views,
             padding=min(4, -(-stored // 8)),  # 4 for pictures of 28 and 32, less for smaller ones
             window=round(0.875 * stored) if stored >= 128 or area else None,  # 224 of 256
         )
@@ -138,6 +142,7 @@ class Images:
         mean, std: normalisation of the encoder, per channel, for values in [0, 1].
         augment: random views in training (crop and, if `flip`, horizontal mirror); off: training sees clean pictures.
         flip: for all pictures, or for each (examples,).
+        views: how many random views of each picture there are; 0: as many as crops and flips.
         window: None: training views are cut out of the picture padded by `padding`, at its own size. A number: they
             are a random window of that side and the clean view is the central one (pictures stored larger).
     """
@@ -154,6 +159,7 @@ class Images:
         std: Sequence[float] = (0.5, 0.5, 0.5),
         augment: bool = True,
         flip: bool | Tensor = True,
+        views: int = 0,
         padding: int = 4,
         window: int | None = None,
     ) -> None:
@@ -165,57 +171,81 @@ class Images:
         if window is not None and window > min(pixels.shape[2:]):
             raise DataError(f"window {window} is larger than the pictures, {tuple(pixels.shape[2:])}: make it smaller")
         self.pixels, self.size = pixels, size
-        self.augment, self.padding, self.window = augment, padding, window
+        self.augment, self.views, self.padding, self.window = augment, views, padding, window
         self.flip = torch.as_tensor(flip)
+        self.normalisation = (tuple(mean), tuple(std))
         # one multiplication and one addition: (x / 255 - mean) / std
         self.scale = 1.0 / (255.0 * torch.tensor(std)).view(1, 3, 1, 1)
         self.shift = (-torch.tensor(mean) / torch.tensor(std)).view(1, 3, 1, 1)
+        self.constants: dict[torch.device, tuple[Tensor, Tensor]] = {}  # both, on each device that was asked for
+        # (2, 1): how many tops and lefts a view can have, and those of the clean view
+        sides = torch.tensor(pixels.shape[2:])[:, None]
+        self.room = torch.full_like(sides, 2 * padding + 1) if window is None else sides - window + 1
+        self.centre = torch.div(self.room - 1, 2, rounding_mode="floor")
 
     def __len__(self) -> int:
         return len(self.pixels)
 
+    @property
+    def repeated(self) -> int:
+        """How many views of a picture come again and again: the clean one, and random ones if they are counted."""
+        return 1 + self.views * self.augment
+
+    def fingerprint(self) -> str:
+        """The same for pictures whose views, and their keys, are the same numbers."""
+        about = (tuple(self.pixels.shape), self.size, self.normalisation, self.padding, self.window, self.views)
+        digest = hashlib.blake2b(repr((*about, self.scale.dtype)).encode())
+        digest.update(self.pixels.contiguous().numpy().data)
+        return digest.hexdigest()
+
     def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]:
-        pixels = self.pixels[examples].to(device)
-        if view is None or view == MIRRORED or not self.augment:
-            pixels = self._clean(pixels)
+        random = view is not None and view != MIRRORED and self.augment
+        if random:
+            assert view is not None
+            corner, flips = self._drawn(examples, view)
         else:
-            pixels = self._random(pixels, examples, view)
-        if view == MIRRORED and self.augment:
-            pixels = self._mirror(pixels, self._flips(examples))
-        values = pixels.to(self.scale.dtype)
+            corner = self.centre.expand(2, len(examples))
+            flips = (self._flips(examples) & (view == MIRRORED and self.augment)).expand(len(examples))
+        values = moved(self._cut(examples, corner, flips), device).to(self.scale.dtype)
         if values.shape[-1] != self.size or values.shape[-2] != self.size:
             values = F.interpolate(values, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)
         if values.shape[1] == 1:
             values = values.expand(-1, 3, -1, -1).contiguous()
-        return {"pixel_values": values.mul_(self.scale.to(device)).add_(self.shift.to(device))}
+        if device not in self.constants:
+            self.constants[device] = (self.scale.to(device), self.shift.to(device))
+        scale, shift = self.constants[device]
+        keys = ((examples * self.room[0] + corner[0]) * self.room[1] + corner[1]) * 2 + flips
+        return Keyed({"pixel_values": values.mul_(scale).add_(shift)}, -1 - keys if random and not self.views else keys)
 
-    def _clean(self, pixels: Tensor) -> Tensor:
-        if self.window is None:
-            return pixels
-        top, left = ((side - self.window) // 2 for side in pixels.shape[2:])
-        return pixels[:, :, top : top + self.window, left : left + self.window]
-
-    def _random(self, pixels: Tensor, examples: Tensor, view: int) -> Tensor:
+    def _drawn(self, examples: Tensor, view: int) -> tuple[Tensor, Tensor]:  # (2, examples) tops and lefts, (examples,)
         """Each picture's crop and flip are a hash of (view, example): the same in any batch."""
-        height, width = (self.window, self.window) if self.window else pixels.shape[2:]
-        padded = pixels if self.window else F.pad(pixels, [self.padding] * 4)
-        room = torch.tensor([[padded.shape[2] - height + 1], [padded.shape[3] - width + 1]])
-        chance = uniform(view, examples, 3)
-        top, left = (chance[:2] * room).long().to(pixels.device)
-        # windows is a view (examples, channels, tops, lefts, height, width): picking one per picture copies only that
-        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-        cut = windows[torch.arange(len(pixels), device=pixels.device), :, top, left]
-        return self._mirror(cut, self._flips(examples) & (chance[2] < 0.5))
+        if self.views:  # one of a few numbered views, which are the same in every run
+            number = (uniform(view, examples, 1)[0] * self.views).long()
+            chance = uniform(derive("views"), examples * self.views + number, 3)
+        else:
+            chance = uniform(view, examples, 3)
+        return (chance[:2] * self.room).long(), self._flips(examples) & (chance[2] < 0.5)
+
+    def _cut(self, examples: Tensor, corner: Tensor, flips: Tensor) -> Tensor:  # (examples, channels, height, width)
+        """The views with these corners, (2, examples), of the padded pictures. Picture by picture: each is copied once,
+        which is faster than whole batches that are padded, cut and mirrored one after the other."""
+        source, pad = self.pixels.numpy(), 0 if self.window else self.padding
+        height, width = (self.window, self.window) if self.window else source.shape[2:]
+        views = np.zeros((len(examples), source.shape[1], height, width), np.uint8)
+        places = zip(examples.tolist(), *(corner - pad).tolist(), flips.tolist(), strict=True)
+        for view, (example, top, left, flip) in zip(views, places, strict=True):
+            # rows and columns of the view that lie in the picture, if any do
+            high, first = max(0, -top), max(0, -left)
+            low, last = max(high, min(height, source.shape[2] - top)), max(first, min(width, source.shape[3] - left))
+            found = source[example, :, top + high : top + low, left + first : left + last]
+            if flip:
+                view[:, high:low, width - last : width - first] = found[:, :, ::-1]
+            else:
+                view[:, high:low, first:last] = found
+        return torch.from_numpy(views)
 
     def _flips(self, examples: Tensor) -> Tensor:  # (examples,) or ()
         return self.flip[examples] if self.flip.ndim else self.flip
-
-    def _mirror(
-        self, pixels: Tensor, which: Tensor
-    ) -> Tensor:  # (examples, channels, height, width), (examples,) or ()
-        if not which.any():
-            return pixels
-        return torch.where(which.to(pixels.device).view(-1, 1, 1, 1), pixels.flip(3), pixels)
 
     # what Learner keeps when the user's data is gone
 
@@ -247,7 +277,9 @@ class AreaCrops(Images):
             part = pixels[None, :, top : top + height, left : left + width].to(self.scale.dtype)
             parts.append(F.interpolate(part, (self.size, self.size), mode="bilinear", antialias=True))
         values = torch.cat(parts).expand(-1, 3, -1, -1)
-        values = self._mirror(values, self._flips(examples) & (uniform(view, examples, 1)[0] < 0.5))
+        flips = moved(self._flips(examples) & (uniform(view, examples, 1)[0] < 0.5), device)
+        values = torch.where(flips[:, None, None, None], values.flip(3), values)
+        # without keys: none comes again
         return {"pixel_values": values * self.scale.to(device) + self.shift.to(device)}
 
     def boxes(self, examples: Tensor, view: int) -> Tensor:  # (examples, 4): top, left, height, width

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from bace.data.batch import NO_IDS, View
+from bace.data.batch import NO_IDS, View, moved
 from bace.data.decode import PictureOptions
 from bace.data.files import Raw
 from bace.data.modality import Examples, Inputs, Modality, Table, valid
@@ -106,7 +106,7 @@ class Texts:
         column = torch.arange(int(length.max()) if len(length) else 0)
         mask = column < length[:, None]
         ids = torch.where(mask, self.ids[(start[:, None] + column).clamp_(max=max(len(self.ids) - 1, 0))], self.pad)
-        return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
+        return {"input_ids": moved(ids, device), "attention_mask": moved(mask.long(), device)}
 
     def take(self, examples: Tensor) -> dict[str, Tensor]:
         return flat([self.ids[self.start[i] : self.start[i + 1]] for i in examples.tolist()])

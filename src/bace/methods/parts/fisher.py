@@ -37,7 +37,7 @@ def fisher_diagonal(
     at_once = max(ROOM // sum(value.numel() for value in theta.values()), 1)
     for part in rows.split(min(at_once, 128)):
         batch = stream.rows(part)
-        inputs, at = batch.inputs, None
+        inputs, at = dict(batch.inputs), None
         if batch.at is not None:  # the sentence of each word, and its position in it
             inputs = {key: value[batch.at[:, 0]] for key, value in inputs.items()}
             at = (batch.at * torch.tensor([0, 1], device=batch.at.device))[:, None]  # (rows, 1, 2)

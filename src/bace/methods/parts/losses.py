@@ -73,9 +73,10 @@ def margin_ranking(
     """The mean of max(0, margin - s_y + s_j) over the rows of old classes and over the (at most) k new classes j with
     the highest score (LUCIR). 0 if no row belongs to an old class."""
     mine = targets < old
-    true = scores[mine].gather(1, targets[mine, None])
-    hardest = scores[mine, old:].topk(min(k, scores.shape[1] - old), dim=1).values
-    return F.relu(margin - true + hardest).sum() / max(hardest.numel(), 1)
+    true = scores.gather(1, targets[:, None])
+    hardest = scores[:, old:].topk(min(k, scores.shape[1] - old), dim=1).values
+    # a weight, not a choice of rows: how many they are is known to the device only
+    return (mine[:, None] * F.relu(margin - true + hardest)).sum() / (mine.sum() * hardest.shape[1]).clamp(min=1)
 
 
 def nca(
@@ -92,8 +93,9 @@ def nca(
     true = F.one_hot(targets, logits.shape[1]).bool()
     if margin is None:
         u = logits - logits.max(1, keepdim=True).values
-        return (u.masked_fill(true, 0.0).logsumexp(1) - u[true]).mean()
-    return F.relu(logits.masked_fill(true, -torch.inf).logsumexp(1) - (logits[true] - margin)).mean()
+        return (u.masked_fill(true, 0.0).logsumexp(1) - u.gather(1, targets[:, None])[:, 0]).mean()
+    own = logits.gather(1, targets[:, None])[:, 0]
+    return F.relu(logits.masked_fill(true, -torch.inf).logsumexp(1) - (own - margin)).mean()
 
 
 def pooled_distance(
