@@ -9,9 +9,8 @@ from importlib.metadata import version
 
 from jsonargparse import set_parsing_settings
 
-from bace.cli.console import kept_traceback, one_line
 from bace.config.parser import Parser
-from bace.errors import BaceError, Stopped, printable
+from bace.errors import BaceError, Stopped, kept_traceback, one_line, printable
 
 NAMES = ("demo", "run", "compare", "report", "paper", "list", "check", "predict")
 ABOUT = "Class-incremental learning with pre-trained transformers."
