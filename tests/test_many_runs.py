@@ -1,5 +1,6 @@
 """Many runs at a time: the same folders as one after the other, no cell twice, and a cell that fails stops no other."""
 
+import importlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from safetensors.torch import load_file
 from bace.cli.main import main
 from bace.config.parse import config_from
 from bace.experiments.cells import Cell, run_here
+from bace.experiments.on_slurm import run_on_slurm
 from bace.experiments.run_folder import locked
 from bace.experiments.schedule import run_cells
 from bace.experiments.workers import run_in_processes
@@ -170,3 +173,103 @@ def test_ctrl_c_stops_all_workers_behind_a_checkpoint(tiny: Any, tmp_path: Path)
     for folder in begun:
         with locked(folder):  # nobody works in it any more
             assert len(list((folder / "checkpoints").iterdir())) == 1
+
+
+# -- on a cluster
+
+ONCE = """
+import os
+from pathlib import Path
+from bace.methods import ER
+
+class Once(ER):
+    number = 9
+    def after_task(self, task):
+        super().after_task(task)
+        marker = Path(os.environ["ONCE"]) / type(self).__name__
+        if task.index == 1 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), self.number)
+
+class Dies(Once):
+    pass
+
+class TimesOut(Once):
+    number = 12  # SIGUSR2, which Slurm is told to send before the time is over
+"""
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with methods that get a signal the first time they have learned a second task, and a mark of that."""
+    folder = tmp_path_factory.mktemp("once")
+    (folder / "once.py").write_text(ONCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("ONCE", str(folder))
+        importlib.import_module("once")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def ray(once: Path) -> Iterator[None]:
+    """A cluster of this machine with room for two cells."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+def test_a_cluster_of_ray_leaves_the_folders_that_workers_leave(
+    tiny: Any, one_by_one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*words(tiny, Path("c")), "--on", "ray"]) == 0
+    assert contents(tmp_path / "c") == contents(one_by_one)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray")
+def test_ray_tries_a_cell_again_that_died_and_it_resumes(once: Path, tiny: Any, tmp_path: Path) -> None:
+    assert run_cells(cells(tiny, tmp_path, "once.Dies", "ER"), on="ray") == {}
+    assert (once / "Dies").exists()
+    check_same_results(tmp_path / "once.Dies", tmp_path / "ER")
+
+
+@pytest.mark.slow
+def test_a_job_of_slurm_whose_time_is_over_is_queued_again_and_resumes(once: Path, tiny: Any, tmp_path: Path) -> None:
+    """By submitit's executor of local processes."""
+    pytest.importorskip("submitit")
+    planned = cells(tiny, tmp_path, "once.TimesOut", "ER")
+    assert run_on_slurm(planned, None, Board(2), cluster="local") == {}
+    assert (once / "TimesOut").exists()
+    check_same_results(tmp_path / "once.TimesOut", tmp_path / "ER")
+    logs = [path.read_text() for pattern in ("*.out", "*.err") for path in (tmp_path / ".slurm").glob(pattern)]
+    assert sum("Requeued job" in text for text in logs) == 1
+
+
+def check_same_results(folder: Path, other: Path) -> None:
+    """Of runs that differ in their method's name."""
+    found, expected = content(folder), content(other)
+    for name in ("log.jsonl", "matrix.csv", "weights"):
+        assert found[name] == expected[name]
+
+
+def test_slurm_that_is_not_here_is_refused_with_a_reason(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("submitit")
+    assert main([*words(tiny, tmp_path), "--on", "slurm"]) == 2
+    assert "--on slurm does not work here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("engine", "package"), [("ray", "Ray"), ("slurm", "submitit")])
+def test_an_engine_that_is_not_installed_is_named_with_its_extra(
+    engine: str, package: str, tiny: Any, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package.lower(), None)
+    assert main([*words(tiny, tmp_path), "--on", engine]) == 2
+    assert f"--on {engine} needs {package}: pip install 'bace-cil[{engine}]'" in capsys.readouterr().err

@@ -22,7 +22,7 @@ def command(
     out: Path = Path("comparison"),
     config: Path | None = None,
     trust: bool = False,
-    workers: int = 1,
+    workers: int | None = None,
     on: Literal["ray", "slurm"] | None = None,
     **settings: Any,
 ) -> None:
@@ -40,7 +40,8 @@ def command(
         out: the folder that keeps the runs.
         config: a YAML file of settings; those of the command line win.
         trust: a method of your own that the file names may be imported, which runs its code.
-        workers: how many runs at a time, each in a process with its share of the CPU's threads (docs/scale.md).
+        workers: how many runs at a time, each in a process with its share of the CPU's threads; default: one here, and
+            as many as there is room for on a cluster (docs/scale.md).
         on: the cluster that runs them: `ray` or `slurm`; default: this machine.
     """
     from bace.cli.settings import from_file, import_typed

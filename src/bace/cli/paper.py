@@ -39,7 +39,7 @@ def run_entry(
     out: Path = Path("paper"),
     print_config: bool = False,
     dry_run: bool = False,
-    workers: int = 1,
+    workers: int | None = None,
     on: Literal["ray", "slurm"] | None = None,
 ) -> None:
     """Run a table or figure; continue where it stopped and skip what is finished.
@@ -51,7 +51,8 @@ def run_entry(
         out: the folder that keeps the runs.
         print_config: print the settings of the runs and run nothing.
         dry_run: print what it would take and run nothing.
-        workers: how many runs at a time, each in a process with its share of the CPU's threads (docs/scale.md).
+        workers: how many runs at a time, each in a process with its share of the CPU's threads; default: one here, and
+            as many as there is room for on a cluster (docs/scale.md).
         on: the cluster that runs them: `ray` or `slurm`; default: this machine.
     """
     from bace.experiments.run_folder import is_finished, load_runs

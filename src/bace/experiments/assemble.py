@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -12,7 +13,7 @@ from bace.core.memory import Memory
 from bace.core.method import Method
 from bace.core.position import Position
 from bace.core.stream import Stream
-from bace.data.benchmarks import find_benchmark
+from bace.data.benchmarks import Part, find_benchmark
 from bace.data.cut import cut_of
 from bace.data.modalities import MODALITIES
 from bace.errors import ConfigError
@@ -29,13 +30,16 @@ from bace.models.text_encoder import keep_prefix
 from bace.randomness import generator
 
 
-def assemble(config: Config, caches: PrefixCaches | None = None) -> tuple[Method, Stream]:
-    """The method and the stream of a configuration, attached to each other."""
+def assemble(
+    config: Config, caches: PrefixCaches | None = None, visible: Callable[[list[Part]], list[Part]] = list
+) -> tuple[Method, Stream]:
+    """The method and the stream of a configuration, attached to each other. `visible`: what of the benchmark's data may
+    be part of the stream; by default all."""
     benchmark = find_benchmark(str(config.benchmark["name"]))
     prepare_torch(config)
     method = make_method(config, benchmark.modality)
     cut = cut_of(config)
-    parts = benchmark.parts(cut)  # before a backbone is fetched: the path may be wrong
+    parts = visible(benchmark.parts(cut))  # before a backbone is fetched: the path may be wrong
     encoder = load_backbone(config)
     stream = make_stream(parts, cut, encoder, config.backbone.name, config.seed)
     attach(method, stream, config, encoder, caches)

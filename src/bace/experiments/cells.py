@@ -62,7 +62,7 @@ def attempt(cell: Cell, caches: PrefixCaches, show: Show | None) -> str | None:
     return None
 
 
-def run_here(cells: Sequence[Cell], _: int, shown: Board) -> Failures:
+def run_here(cells: Sequence[Cell], _: int | None, shown: Board) -> Failures:
     """Run the cells in this process, one after the other."""
     failed: Failures = {}
     caches, waiting = PrefixCaches(), deque(cells)

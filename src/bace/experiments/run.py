@@ -31,7 +31,7 @@ from bace.methods import find_method
 from bace.models.frozen_prefix import PrefixCaches
 from bace.studies import STUDIES, Study
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 
 @dataclass(frozen=True)

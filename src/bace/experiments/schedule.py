@@ -10,12 +10,12 @@ from bace.progress import Board, board
 Engine = Literal["ray", "slurm"]
 
 
-def run_cells(cells: Sequence[Cell], *, workers: int = 1, on: Engine | None = None) -> Failures:
+def run_cells(cells: Sequence[Cell], *, workers: int | None = None, on: Engine | None = None) -> Failures:
     """Run all cells, in any order. Finished cells are not run again, begun ones are resumed, and a cell that another
     process works on is left to it and waited for. A cell that fails does not stop the others."""
-    if workers < 1:
+    if workers is not None and workers < 1:
         raise ConfigError(f"--workers is '{workers}': it must be at least 1")
-    engine = find_engine(workers, on)
+    engine = find_engine(workers or 1, on)
     left, failed = [], {}
     with board(len(cells)) as shown:
         for cell in cells:
@@ -30,7 +30,7 @@ def run_cells(cells: Sequence[Cell], *, workers: int = 1, on: Engine | None = No
         return failed | engine(left, workers, shown)
 
 
-def find_engine(workers: int, on: Engine | None) -> Callable[[Sequence[Cell], int, Board], Failures]:
+def find_engine(workers: int, on: Engine | None) -> Callable[[Sequence[Cell], int | None, Board], Failures]:
     """The function that runs a list of cells."""
     if on == "ray":
         from bace.experiments.on_ray import run_on_ray

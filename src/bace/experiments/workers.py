@@ -53,8 +53,9 @@ class Worker:
             return "died", f"its process was {how}; the same command continues it"
 
 
-def run_in_processes(cells: Sequence[Cell], workers: int, shown: Board) -> Failures:
+def run_in_processes(cells: Sequence[Cell], workers: int | None, shown: Board) -> Failures:
     """Run the cells in so many processes. Ctrl-C, or a signal to stop, stops them all, each behind a checkpoint."""
+    workers = workers or 1
     threads = max(1, torch.get_num_threads() // workers)
     failed: Failures = {}
     waiting = deque(cells)
