@@ -43,7 +43,8 @@ def command(
         raise ConfigError(f"--trials is '{trials}': it must be at least 1")
     given = {**from_file(config, trust=trust), **flatten(settings)}
     found = tune(Search(given, tuple(search or ()), first_tasks, held_out), out, trials)
-    print(f"best of {found.trials} trials: A_avg {found.score:.2f} over the first {first_tasks} tasks, held-out examples")
+    of = f"held-out examples of the first {first_tasks} tasks"
+    print(f"best of {found.trials} trials: A_avg {found.score:.2f} on {of}")
     for name, value in found.values.items():
         print(f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")
     print(f"settings: {found.file} (bace run --config {found.file})")

@@ -45,12 +45,8 @@ def attempt(cell: Cell, caches: PrefixCaches, show: Show | None) -> str | None:
     try:
         if "." in (name := str(cell.config.method["name"])):  # a user's class, imported by whoever planned the cell
             import_method(name)
-        if is_done(cell):
-            return None
-        if is_begun(cell.folder):
-            run(resume=cell.folder, show=show, caches=caches)
-        else:
-            run(cell.config, out=cell.folder, show=show, caches=caches)
+        if not is_done(cell):
+            _begin_or_resume(cell, caches, show)
     except (InUse, Stopped):
         raise
     except BaceError as error:
@@ -60,6 +56,19 @@ def attempt(cell: Cell, caches: PrefixCaches, show: Show | None) -> str | None:
     finally:
         torch.set_num_threads(threads)
     return None
+
+
+def _begin_or_resume(cell: Cell, caches: PrefixCaches, show: Show | None) -> None:
+    begun = is_begun(cell.folder)
+    try:
+        if begun:
+            run(resume=cell.folder, show=show, caches=caches)
+        else:
+            run(cell.config, out=cell.folder, show=show, caches=caches)
+    except ConfigError as error:
+        if is_finished(cell.folder) or is_begun(cell.folder) != begun:  # another process was quicker: look again
+            raise InUse(str(error)) from error
+        raise
 
 
 def run_here(cells: Sequence[Cell], _: int | None, shown: Board) -> Failures:

@@ -14,8 +14,8 @@ import yaml
 
 from bace.config.parse import as_yaml, config_from, flatten, unknown_setting
 from bace.config.schema import Config
-from bace.core.metrics import summary
 from bace.core.method import Method
+from bace.core.metrics import summary
 from bace.core.resources import check_room
 from bace.core.trainer import Trainer
 from bace.data.benchmarks import Part, first_of_table, split_off
@@ -71,11 +71,11 @@ def tune(search: Search, out: Path, trials: int) -> Found:
     except ImportError as error:
         raise ConfigError("bace tune needs Optuna: pip install 'bace-cil[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    space, first = space_of(search), search.config({})
+    space, caches = space_of(search), PrefixCaches()
+    first = trainer_of(search, {}, caches).config  # what is wrong for all trials is refused here
     with locked(out):
         study = _study(search, out)
         left = trials - len(_over(study))
-        caches = PrefixCaches()
         with board(trials) as shown, stop_signals() as stopping:
             for trial in _over(study):
                 shown.end(f"trial {trial.number}", _said(trial))
