@@ -116,6 +116,7 @@ class Method(ElasticBuffers):
     networks: ClassVar[int] = 1
     expands: ClassVar[bool] = False  # every task adds a network
     cost: Passes = Passes()
+    whole_batches: ClassVar[bool] = False  # looks into a pass of the whole batch, which cannot be read in parts
     scorers: ClassVar[tuple[str, ...]] = ()  # other prediction rules, by name; each is evaluated beside the main one
 
     model: Model

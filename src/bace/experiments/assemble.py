@@ -86,6 +86,7 @@ def attach(
     check_memory(method)
     method.fresh_model = lambda: model_of(load_backbone(config))
     method.model = method.build(model_of(encoder))
+    check_pieces(method, config.train.accumulate)
     method.to(device)
     for memory in method.memories():
         memory.cpu()  # ids, not numbers to compute with
@@ -97,6 +98,16 @@ def check_memory(method: Method) -> None:
         method.quota(method.stream[-1])
 
 
+def check_pieces(method: Method, pieces: int) -> None:
+    """Refuse to read batches in parts where a method or its network needs them whole."""
+    networks = (module for module in method.modules() if isinstance(module, Model))
+    if pieces > 1 and (method.whole_batches or not all(network.in_pieces for network in networks)):
+        raise ConfigError(
+            f"{method.title} cannot read a batch in parts (train.accumulate is {pieces}): use train.recompute, or a "
+            "smaller train.batch_size"
+        )
+
+
 def make_model(encoder: Encoder, config: Config, caches: PrefixCaches) -> Model:
     if config.backbone.adapter:
         add_adapters(encoder, config.backbone.adapter, generator(config.seed, "adapters"))
@@ -105,6 +116,7 @@ def make_model(encoder: Encoder, config: Config, caches: PrefixCaches) -> Model:
     precision = torch.bfloat16 if config.train.precision == "bfloat16" else torch.float32
     if config.backbone.cache:
         keep_prefix(encoder, config.backbone.cache, precision, caches)
+    encoder.pieces, encoder.recompute = config.train.accumulate, config.train.recompute
     head: Head
     if config.head.kind == "cosine":
         head = CosineHead(encoder.width, config.head.sigma_init, config.head.sigma_learn)
