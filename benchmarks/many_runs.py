@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-DEMO = "compare --benchmark digits --method SEQ ER BaCE MTL --seeds 3".split()
+DEMO = ["compare", "--benchmark", "digits", "--method", "SEQ", "ER", "BaCE", "MTL", "--seeds", "3"]
 
 
 def seconds(*words: str) -> float:
@@ -25,7 +25,7 @@ def seconds(*words: str) -> float:
 def main() -> None:
     one = seconds()
     two = seconds("--workers", "2")
-    print(f"one worker with two threads: {one:.0f} s; two workers with one thread each: {two:.0f} s; {one / two:.2f} times")
+    print(f"one worker of two threads: {one:.0f} s; two workers of one thread: {two:.0f} s; ratio {one / two:.2f}")
 
 
 if __name__ == "__main__":

@@ -34,16 +34,18 @@ def activations(train: Training, examples: int, tokens: int, width: int, blocks:
     return part * one + (examples - part) * tokens * width
 
 
-def bytes_of_activations(method: Method) -> int:
-    """What the activations of a step take, about."""
+def bytes_of_activations(method: Method) -> int | None:
+    """What the activations of a step take, about; None if the number of tokens is unknown."""
     encoder, lengths = method.model.encoder, method.stream.data.lengths
-    if lengths is None or not len(lengths):
-        with torch.no_grad():
-            device = next(encoder.parameters()).device
-            example = {name: value.to(device) for name, value in encoder.example().items()}
-            tokens = encoder.embed(example)[0].shape[1]
-    else:
+    if lengths is not None and len(lengths):
         tokens = int(lengths.max())
+    else:
+        try:
+            example = {name: value.to(method.stream.device) for name, value in encoder.example().items()}
+        except NotImplementedError:  # a user's own encoder
+            return None
+        with torch.no_grad():
+            tokens = encoder.embed(example)[0].shape[1]
     blocks = len(encoder.blocks) - (encoder.frozen or 0)
     train = method.training_settings
     size = 2 if train.precision == "bfloat16" else next(encoder.parameters()).element_size()
@@ -105,7 +107,8 @@ def check_room(method: Method, tasks: Iterable[int]) -> str:
             "smaller backbone, backbone.adapter or backbone.freeze (frozen parameters are kept once), less "
             "backbone.cache, or another method"
         )
-    return f"{told}, and more for activations (about {in_words(bytes_of_activations(method))})"
+    stepping = bytes_of_activations(method)
+    return f"{told}, and more for activations" + (f" (about {in_words(stepping)})" if stepping else "")
 
 
 def in_words(size: int) -> str:
