@@ -1,6 +1,6 @@
 """How much sooner two workers of one thread finish the demo's 12 runs than one worker of two threads.
 
-    python benchmarks/many_runs.py            # the bar is 1.6, on two cores that nobody else uses
+python benchmarks/many_runs.py            # the bar is 1.6, on two cores that nobody else uses
 """
 
 import os

@@ -60,8 +60,11 @@ def imported(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_from_its_own_layer_and_those_below(module: str) -> None:
-    upward = sorted(name for name in imported(module) if (name not in ("bace.config",) and name not in MODULES) or
-                    (name in MODULES and layer(name) < layer(module)))
+    upward = sorted(
+        name
+        for name in imported(module)
+        if (name not in ("bace.config",) and name not in MODULES) or (name in MODULES and layer(name) < layer(module))
+    )
     assert not upward
 
 

@@ -20,7 +20,7 @@ from checks import training_examples
 
 import bace
 from bace.cli.main import main
-from bace.data.benchmarks import Part, check_parts
+from bace.data.benchmarks import TaskTables, check_parts
 from bace.data.table import from_arrays
 from bace.errors import CheckpointError, ConfigError, DataError, TrainingError
 
@@ -329,14 +329,16 @@ def _(place: Place) -> Action:
 def _(place: Place) -> Action:
     first, second = from_arrays(["x", "y"], ["a", "b"]), from_arrays(["x", "y"], ["c", "d"])
     wrong = from_arrays(["x", "y", "z"], ["c", "d", "a"])
-    parts = [Part("first", ["a", "b"], first, first), Part("second", ["c", "d"], second, wrong)]
+    parts = [TaskTables("first", ["a", "b"], first, first), TaskTables("second", ["c", "d"], second, wrong)]
     return lambda: check_parts(parts)
 
 
 @row("a class declared in two tasks", DataError, "class 'a'", "'first' and in 'second'", "give it to one")
 def _(place: Place) -> Action:
     table = from_arrays(["x", "y"], ["a", "b"])
-    return lambda: check_parts([Part("first", ["a", "b"], table, table), Part("second", ["a"], table, table)])
+    return lambda: check_parts(
+        [TaskTables("first", ["a", "b"], table, table), TaskTables("second", ["a"], table, table)]
+    )
 
 
 # -- backbones

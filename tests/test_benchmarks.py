@@ -14,11 +14,11 @@ from sklearn.datasets import load_digits as sklearn_digits
 import bace
 from bace.config.parse import config_from
 from bace.core.stream import Stream
-from bace.data.benchmarks import Part, cut_by_class, find_benchmark, order_classes, share_out
-from bace.data.cut import Cut
+from bace.data.benchmarks import TaskTables, cut_by_class, find_benchmark, order_classes, share_out
 from bace.data.digits import load_digits
 from bace.data.modalities import MODALITIES
 from bace.data.modality import Table
+from bace.data.settings import DataSettings
 from bace.errors import ConfigError, DataError
 from bace.experiments.assemble import assemble
 from bace.experiments.stream import make_stream
@@ -41,8 +41,8 @@ def pictures(labels: str, names: str = "abcdef") -> Table:
     return Table(MODALITIES["image"], pixels, list(labels), list(names))
 
 
-def stream_of(parts: list[Part], encoder: Any, backbone: str = "", seed: int = 0, **cut: Any) -> Stream:
-    return make_stream(parts, Cut(**cut), encoder, backbone, seed)
+def stream_of(parts: list[TaskTables], encoder: Any, backbone: str = "", seed: int = 0, **cut: Any) -> Stream:
+    return make_stream(parts, DataSettings(**cut), encoder, backbone, seed)
 
 
 # -- the embedded digits
@@ -66,7 +66,7 @@ def test_digits_are_all_there_and_every_fifth_of_a_class_is_for_the_test():
 
 
 def test_the_digits_benchmark_is_five_tasks_of_two_classes(vit):
-    cut = Cut()
+    cut = DataSettings()
     stream = make_stream(find_benchmark("digits").parts(cut), cut, vit, "", 0)
     assert [task.classes for task in stream] == [range(2 * t, 2 * t + 2) for t in range(5)]
     assert stream.names == [str(c) for c in range(10)]
@@ -79,7 +79,7 @@ def test_the_digits_benchmark_is_five_tasks_of_two_classes(vit):
 
 
 def test_limits_per_class_take_the_first_in_file_order(vit):
-    whole, cut = Cut(), Cut(train_per_class=7, test_per_class=2)
+    whole, cut = DataSettings(), DataSettings(train_per_class=7, test_per_class=2)
     full = make_stream(find_benchmark("digits").parts(whole), whole, vit, "", 0)
     stream = make_stream(find_benchmark("digits").parts(cut), cut, vit, "", 0)
     for task, all_of_it in zip(stream, full, strict=True):
@@ -96,24 +96,24 @@ def test_limits_per_class_take_the_first_in_file_order(vit):
 
 def test_the_order_is_the_sources_unless_said_otherwise():
     names = list("dbca")
-    assert order_classes(names, Cut()) == names
-    assert order_classes(names, Cut(class_order=["a", "b", "c", "d"])) == list("abcd")
-    assert order_classes(names, Cut(class_order=["c", "a"])) == ["c", "a"]  # the others are left out
+    assert order_classes(names, DataSettings()) == names
+    assert order_classes(names, DataSettings(class_order=["a", "b", "c", "d"])) == list("abcd")
+    assert order_classes(names, DataSettings(class_order=["c", "a"])) == ["c", "a"]  # the others are left out
 
 
 def test_a_shuffled_order_depends_on_its_seed_alone():
     names = [f"c{i}" for i in range(30)]
-    orders = [order_classes(names, Cut(class_order="shuffled", seed=seed)) for seed in (0, 1, 2)]
+    orders = [order_classes(names, DataSettings(class_order="shuffled", seed=seed)) for seed in (0, 1, 2)]
     assert all(sorted(order) == sorted(names) for order in orders)
     assert len({tuple(order) for order in [*orders, names]}) == 4
-    assert order_classes(names, Cut(class_order="shuffled", seed=1)) == orders[1]
+    assert order_classes(names, DataSettings(class_order="shuffled", seed=1)) == orders[1]
 
 
 def test_a_class_order_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"'catt' that the data lack\. Did you mean 'cat'"):
-        order_classes(["cat", "dog"], Cut(class_order=["dog", "catt"]))
+        order_classes(["cat", "dog"], DataSettings(class_order=["dog", "catt"]))
     with pytest.raises(ConfigError, match="class 'dog' twice"):
-        order_classes(["cat", "dog"], Cut(class_order=["dog", "cat", "dog"]))
+        order_classes(["cat", "dog"], DataSettings(class_order=["dog", "cat", "dog"]))
 
 
 # -- sharing classes out
@@ -143,7 +143,7 @@ def test_a_list_of_tasks_that_does_not_fit_is_refused(tasks):
 
 def test_unequal_tasks_get_the_classes_in_order(vit):
     train, test = pictures("abcdefabcdef"), pictures("abcdef")
-    parts = cut_by_class(train, test, Cut(tasks=[1, 3, 2], class_order=list("fedcba")))
+    parts = cut_by_class(train, test, DataSettings(tasks=[1, 3, 2], class_order=list("fedcba")))
     assert [part.classes for part in parts] == [["f"], ["e", "d", "c"], ["b", "a"]]
     stream = stream_of(parts, vit)
     assert stream.names == list("fedcba")
@@ -155,7 +155,7 @@ def test_unequal_tasks_get_the_classes_in_order(vit):
 
 
 def test_classes_beyond_a_list_of_tasks_are_left_out(vit):
-    parts = cut_by_class(pictures("abcdef"), pictures("abcdef"), Cut(tasks=[2, 1]))
+    parts = cut_by_class(pictures("abcdef"), pictures("abcdef"), DataSettings(tasks=[2, 1]))
     stream = stream_of(parts, vit)
     assert stream.names == ["a", "b", "c"]
     assert len(stream.data) == 6
@@ -166,7 +166,7 @@ def test_classes_beyond_a_list_of_tasks_are_left_out(vit):
 
 def test_validation_examples_are_a_share_of_each_class_and_of_training_only(vit):
     parts = cut_by_class(
-        pictures("a" * 10 + "b" * 20 + "c" * 30), pictures("abc"), Cut(tasks=[2, 1], class_order=list("abc"))
+        pictures("a" * 10 + "b" * 20 + "c" * 30), pictures("abc"), DataSettings(tasks=[2, 1], class_order=list("abc"))
     )
     stream = stream_of(parts, vit, val_fraction=0.2)
     shares = [Counter(stream.targets[task.valid].tolist()) for task in stream]
@@ -183,7 +183,7 @@ def test_validation_examples_are_a_share_of_each_class_and_of_training_only(vit)
 
 
 def test_no_class_loses_all_its_training_examples_to_validation(vit):
-    parts = cut_by_class(pictures("ab" * 3), pictures("ab"), Cut(tasks=1, class_order=["a", "b"]))
+    parts = cut_by_class(pictures("ab" * 3), pictures("ab"), DataSettings(tasks=1, class_order=["a", "b"]))
     for seed in range(20):
         task = stream_of(parts, vit, val_fraction=0.6, seed=seed)[0]
         assert sorted(task.train.tolist() + task.valid.tolist()) == list(range(6))
@@ -192,13 +192,13 @@ def test_no_class_loses_all_its_training_examples_to_validation(vit):
 
 
 def test_without_a_fraction_nothing_is_held_out(vit):
-    stream = stream_of(cut_by_class(pictures("abcdef"), pictures("abcdef"), Cut(tasks=3)), vit)
+    stream = stream_of(cut_by_class(pictures("abcdef"), pictures("abcdef"), DataSettings(tasks=3)), vit)
     assert all(len(task.valid) == 0 for task in stream)
 
 
 @pytest.mark.parametrize("fraction", [1.0, -0.1, 2.0])
 def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(vit, fraction):
-    parts = cut_by_class(pictures("ab"), pictures("ab"), Cut(tasks=1, class_order=["a", "b"]))
+    parts = cut_by_class(pictures("ab"), pictures("ab"), DataSettings(tasks=1, class_order=["a", "b"]))
     with pytest.raises(ConfigError, match=f"benchmark.val_fraction is {fraction}"):
         stream_of(parts, vit, val_fraction=fraction)
 
@@ -206,8 +206,8 @@ def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(vit, fraction):
 # -- what is wrong with the data is said
 
 
-def part(name: str, classes: str, train: str, test: str) -> Part:
-    return Part(name, list(classes), pictures(train), pictures(test))
+def part(name: str, classes: str, train: str, test: str) -> TaskTables:
+    return TaskTables(name, list(classes), pictures(train), pictures(test))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_parts_that_contradict_themselves_are_refused(vit, parts, message):
 def test_pictures_of_different_shapes_in_one_stream_are_refused(vit):
     other = Table(MODALITIES["image"], torch.zeros(2, 1, 9, 9, dtype=torch.uint8), ["c", "d"], ["c", "d"])
     with pytest.raises(DataError, match="different shapes"):
-        stream_of([part("one", "ab", "ab", "ab"), Part("two", ["c", "d"], other, other)], vit)
+        stream_of([part("one", "ab", "ab", "ab"), TaskTables("two", ["c", "d"], other, other)], vit)
 
 
 def test_a_backbone_of_another_kind_is_refused(bert):
@@ -246,7 +246,7 @@ def test_an_unknown_benchmark_suggests_a_name():
 
 def test_own_data_need_a_path():
     with pytest.raises(ConfigError, match=r"--benchmark\.path"):
-        find_benchmark("my-images").parts(Cut())
+        find_benchmark("my-images").parts(DataSettings())
 
 
 # -- texts and entities
@@ -254,7 +254,7 @@ def test_own_data_need_a_path():
 
 def test_texts_become_tasks(bert, tiny):
     texts = Table(MODALITIES["text"], ["w1 w2", "w3", "w4 w5", "w6"], ["x", "y", "x", "z"], ["x", "y", "z"])
-    stream = stream_of(cut_by_class(texts, texts, Cut(tasks=[2, 1])), bert, tiny.bert)
+    stream = stream_of(cut_by_class(texts, texts, DataSettings(tasks=[2, 1])), bert, tiny.bert)
     assert stream.modality.name == "text"
     assert [stream.targets[task.train].tolist() for task in stream] == [[0, 1, 0], [2]]
     stream.begin(stream[1], stream[0].train)
@@ -275,7 +275,7 @@ def sentences() -> Table:
 
 
 def test_in_an_entity_task_only_its_own_types_are_labelled(bert, tiny):
-    stream = stream_of(cut_by_class(sentences(), sentences(), Cut(tasks=[1, 2])), bert, tiny.bert)
+    stream = stream_of(cut_by_class(sentences(), sentences(), DataSettings(tasks=[1, 2])), bert, tiny.bert)
     assert stream.names == ["O", "B-per", "I-per", "B-loc", "I-loc", "B-org", "I-org"]
     assert stream.background == 0
     assert [task.classes for task in stream] == [range(0, 3), range(3, 7)]
@@ -295,7 +295,7 @@ def test_in_an_entity_task_only_its_own_types_are_labelled(bert, tiny):
 
 
 def test_a_sentence_of_two_tasks_is_two_examples(bert, tiny):
-    stream = stream_of(cut_by_class(sentences(), sentences(), Cut(tasks=[1, 2])), bert, tiny.bert)
+    stream = stream_of(cut_by_class(sentences(), sentences(), DataSettings(tasks=[1, 2])), bert, tiny.bert)
     assert [len(task.train) for task in stream] == [2, 4]
     one, two = stream[0].train[0], stream[1].train[0]  # the first sentence in both tasks
     assert one != two
@@ -311,7 +311,7 @@ def test_windows_of_a_long_sentence_are_examples_of_its_task_with_all_its_labels
     long = [f"w{i}" for i in range(20)]
     tags = [["O"] * 18 + ["B-per", "I-per"]]
     table = Table(MODALITIES["token"], [long], tags, ["per"])
-    stream = stream_of(cut_by_class(table, table, Cut(tasks=1)), bert, tiny.bert, max_length=8)
+    stream = stream_of(cut_by_class(table, table, DataSettings(tasks=1)), bert, tiny.bert, max_length=8)
     (task,) = stream
     assert (len(task.train), len(task.test)) == (4, 4)  # six words each
     stream.begin(task, task.test)
@@ -323,7 +323,7 @@ def test_windows_of_a_long_sentence_are_examples_of_its_task_with_all_its_labels
 def test_real_entities_keep_every_tag_of_their_task(bert, tiny, real_data):
     """WNUT-2017's six types, two a task: as many B- tags as the files have, wherever the windows are cut."""
     folder: Path = real_data / "wnut2017"
-    cut = Cut(path=str(folder), tasks=3, max_length=32)
+    cut = DataSettings(path=str(folder), tasks=3, max_length=32)
     parts = find_benchmark("my-entities").parts(cut)
     stream = make_stream(parts, cut, bert, tiny.bert, 0)
     for task, source in zip(stream, parts, strict=True):

@@ -6,10 +6,20 @@ from pathlib import Path
 import pytest
 from test_sources import class_label, parquet
 
-from bace.data.benchmarks import Part, find_benchmark
+from bace.data.benchmarks import TaskTables, find_benchmark
 from bace.data.check import count_folder
-from bace.data.cut import Cut
-from bace.data.datasets import CIFAR100, DBPEDIA, ENTITIES, ENTITIES_DESK, TOPICS, TOPICS_DESK, Corpus, Share, locate
+from bace.data.datasets import (
+    CIFAR100,
+    DBPEDIA,
+    ENTITIES,
+    ENTITIES_DESK,
+    TOPICS,
+    TOPICS_DESK,
+    Corpus,
+    TaskCorpus,
+    locate,
+)
+from bace.data.settings import DataSettings
 from bace.errors import ConfigError, DataError
 
 
@@ -32,7 +42,7 @@ def corpora(tmp_path: Path) -> Path:
 
 @pytest.mark.filterwarnings("ignore:.*as published")
 def test_the_papers_entities_are_five_corpora_with_types_of_their_own(corpora: Path) -> None:
-    parts = find_benchmark("entities").parts(Cut(path=str(corpora)))
+    parts = find_benchmark("entities").parts(DataSettings(path=str(corpora)))
     assert [part.name for part in parts] == ["OntoNotes5", "MIT Movie", "I2B2", "MIT Restaurant", "CoNLL-2003"]
     assert [len(part.classes) for part in parts] == [14, 2, 2, 2, 4]
     names = [name for part in parts for name in part.classes]
@@ -51,7 +61,7 @@ def test_all_corpora_that_are_missing_are_named_at_once_with_their_terms(
     for folder in ("i2b2", "ontonotes5"):
         shutil.rmtree(corpora / folder)
     with pytest.raises(DataError) as refused:
-        find_benchmark("entities").parts(Cut(path=str(corpora)))
+        find_benchmark("entities").parts(DataSettings(path=str(corpora)))
     first, second = str(refused.value).splitlines()
     for line, folder, terms in ((first, "ontonotes5", "LDC2013T19"), (second, "i2b2", "data use agreement")):
         assert line.startswith(f"{corpora / folder} is not there: get the corpus")
@@ -110,8 +120,8 @@ def write_topics(folder: Path, *, titles: bool) -> None:
             parquet(path, {label: list(range(len(names))), **rows}, {label: class_label(*names)})
 
 
-def read_topics(folder: Path) -> list[Part]:
-    return find_benchmark("topics").parts(Cut(path=str(folder), train_per_class=1, test_per_class=1))
+def read_topics(folder: Path) -> list[TaskTables]:
+    return find_benchmark("topics").parts(DataSettings(path=str(folder), train_per_class=1, test_per_class=1))
 
 
 def test_texts_of_dbpedia_and_yahoo_are_title_and_body(tmp_path: Path) -> None:
@@ -131,7 +141,7 @@ def test_a_copy_of_dbpedia_without_titles_is_read_by_its_content(tmp_path: Path)
 
 def test_the_order_of_corpora_is_fixed(corpora: Path) -> None:
     with pytest.raises(ConfigError, match="class_order is fixed"):
-        find_benchmark("entities").parts(Cut(path=str(corpora), class_order="shuffled"))
+        find_benchmark("entities").parts(DataSettings(path=str(corpora), class_order="shuffled"))
 
 
 @pytest.mark.filterwarnings("ignore:.*as published")
@@ -143,11 +153,11 @@ def test_the_order_of_corpora_is_fixed(corpora: Path) -> None:
     ],
 )
 def test_desk_streams_are_read_from_the_real_corpora(
-    real_data: Path, name: str, shares: tuple[Share, ...], classes: list[int], train: list[int], test: int | None
+    real_data: Path, name: str, shares: tuple[TaskCorpus, ...], classes: list[int], train: list[int], test: int | None
 ) -> None:
     benchmark = find_benchmark(name)
     limits = {"train_per_class": 100, "test_per_class": 50} if test else {}
-    parts = benchmark.parts(Cut(path=str(real_data), **limits))  # type: ignore[arg-type]
+    parts = benchmark.parts(DataSettings(path=str(real_data), **limits))  # type: ignore[arg-type]
     assert [part.name for part in parts] == [share.name for share in shares]
     assert [len(part.classes) for part in parts] == classes
     if test:

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from bace.cli.main import main
-from bace.report import load_runs, summary
+from bace.report import load_runs, summary_rows
 
 
 def test_demo_ranks_the_methods_and_leaves_runs_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--benchmark", "digits", "--method", "SEQ", "ER", "BaCE", "MTL", "--seeds", "1", "--train.threads", "1"]
     assert main(["compare", *words, "--out", str(tmp_path / "demo")]) == 0
-    score = {row.method: row.A_last.mean for row in summary(load_runs([tmp_path / "demo"])) if row.A_last}
+    score = {row.method: row.A_last.mean for row in summary_rows(load_runs([tmp_path / "demo"])) if row.A_last}
     assert score["SEQ"] < 40
     assert score["ER"] > score["SEQ"] + 30
     assert score["BaCE"] > score["SEQ"] + 30

@@ -18,9 +18,9 @@ from bace.data import datasets
 from bace.data.batch import MIRRORED
 from bace.data.benchmarks import BENCHMARKS, find_benchmark, order_classes
 from bace.data.check import check, compare, sets_of
-from bace.data.cut import Cut
 from bace.data.datasets import CIFAR10, Corpus, Counts
 from bace.data.decode import Pictures
+from bace.data.settings import DataSettings
 from bace.errors import ConfigError, DataError
 from bace.experiments.stream import make_stream
 from bace.models.loading import load_encoder
@@ -119,8 +119,8 @@ def test_the_order_of_numpy_is_that_of_its_global_generator_over_names_as_text()
     order = np.random.permutation(300)
     folders = sorted(names)  # how folders are numbered elsewhere
     expected = [folders[i] for i in order]
-    assert order_classes(names, Cut(class_order="numpy", seed=1993)) == expected
-    assert order_classes(names, Cut(class_order="numpy", seed=1)) != expected
+    assert order_classes(names, DataSettings(class_order="numpy", seed=1993)) == expected
+    assert order_classes(names, DataSettings(class_order="numpy", seed=1)) != expected
 
 
 # -- reading
@@ -128,7 +128,7 @@ def test_the_order_of_numpy_is_that_of_its_global_generator_over_names_as_text()
 
 @pytest.mark.filterwarnings("ignore:.*as published")
 def test_the_five_datasets_are_five_tasks_of_one_size_in_the_papers_order(five: Path, tiny: Any) -> None:
-    cut = Cut(image_size=32)
+    cut = DataSettings(image_size=32)
     parts = find_benchmark("five-datasets").parts(cut)
     assert [part.name for part in parts] == ["SVHN", "MNIST", "CIFAR-10", "notMNIST", "Fashion-MNIST"]
     assert all(isinstance(part.train.inputs, Pictures) for part in parts)  # nothing is decoded yet
@@ -145,7 +145,7 @@ def test_the_five_datasets_are_five_tasks_of_one_size_in_the_papers_order(five: 
 
 @pytest.mark.filterwarnings("ignore:.*as published")
 def test_digits_and_letters_are_never_mirrored_but_the_others_are(five: Path, tiny: Any) -> None:
-    cut = Cut(image_size=32)
+    cut = DataSettings(image_size=32)
     parts = find_benchmark("five-datasets").parts(cut)
     encoder = load_encoder(tiny.vit)
     stream = make_stream(parts, cut, encoder, "", 0)
@@ -162,18 +162,20 @@ def test_digits_and_letters_are_never_mirrored_but_the_others_are(five: Path, ti
 @pytest.mark.usefixtures("five")
 def test_a_part_of_a_set_is_read_with_a_warning_unless_a_part_was_asked_for() -> None:
     with pytest.warns(UserWarning, match="as published it has") as told:
-        find_benchmark("five-datasets").parts(Cut())
+        find_benchmark("five-datasets").parts(DataSettings())
     of_svhn, *others = (str(warning.message) for warning in told)
     assert "svhn has 10 training and 10 test examples, as published it has 73,257 and" in of_svhn
     assert [text.split(" has ")[0] for text in others] == ["mnist", "cifar10", "notmnist", "fashion_mnist"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        find_benchmark("five-datasets").parts(Cut(train_per_class=1))
+        find_benchmark("five-datasets").parts(DataSettings(train_per_class=1))
 
 
 def test_a_set_without_a_test_split_holds_out_its_published_share(nowhere: Path) -> None:
     write_folders(nowhere / "imagenet-r" / "imagenet-r", [f"n{c}" for c in range(12)], 10)
-    parts = find_benchmark("imagenet-r").parts(Cut(tasks=10, class_order="numpy", seed=1993, train_per_class=7))
+    parts = find_benchmark("imagenet-r").parts(
+        DataSettings(tasks=10, class_order="numpy", seed=1993, train_per_class=7)
+    )
     assert [len(part.classes) for part in parts] == [2, 2, *[1] * 8]
     assert [len(part.train) for part in parts] == [14, 14, *[7] * 8]
     assert [len(part.test) for part in parts] == [4, 4, *[2] * 8]
@@ -190,7 +192,7 @@ def test_unequal_pictures_are_kept_at_256_pixels_or_as_told_and_decoded_once(
     real = Image.open
     monkeypatch.setattr(Image, "open", lambda file, **options: opened.append(file) or real(file, **options))
     for size, side in ((None, 256), (16, 16)):
-        cut = Cut(tasks=3, image_size=size)
+        cut = DataSettings(tasks=3, image_size=size)
         with pytest.warns(UserWarning, match="vtab has 12 training"):
             parts = find_benchmark("vtab").parts(cut)
         assert opened == []
@@ -204,9 +206,9 @@ def test_unequal_pictures_are_kept_at_256_pixels_or_as_told_and_decoded_once(
 
 def test_a_set_that_is_not_here_says_where_to_get_it_and_what_is_expected(nowhere: Path) -> None:
     with pytest.raises(DataError, match=r"omnibenchmark is not there: get the corpus .*RevisitingCIL.*train/<class>/"):
-        find_benchmark("omnibenchmark-desk").parts(Cut())
+        find_benchmark("omnibenchmark-desk").parts(DataSettings())
     with pytest.raises(DataError, match=r"'ufldl-stanford/svhn'.*Or get it from http://ufldl.*`bace check data`"):
-        find_benchmark("five-datasets").parts(Cut())
+        find_benchmark("five-datasets").parts(DataSettings())
 
 
 # -- bace check data
@@ -319,7 +321,7 @@ def test_the_shared_subsets_are_known_as_such(real_data: Path) -> None:
 
 
 def test_four_real_sets_become_one_stream_of_colour_pictures_of_one_size(real_data: Path, tiny: Any) -> None:
-    cut = Cut(path=str(real_data), image_size=32, train_per_class=2, test_per_class=1)
+    cut = DataSettings(path=str(real_data), image_size=32, train_per_class=2, test_per_class=1)
     stream = make_stream(find_benchmark("four-datasets-desk").parts(cut), cut, load_encoder(tiny.vit), "", 0)
     assert [task.name for task in stream] == ["MNIST", "CIFAR-10", "notMNIST", "Fashion-MNIST"]
     assert [len(task.classes) for task in stream] == [10] * 4

@@ -18,7 +18,7 @@ from run_folders import EVIL, MATRIX, Tags, figures_of, write_evil, write_run
 
 from bace.cli.report import show_report
 from bace.errors import ConfigError, DataError
-from bace.report import load_runs, print_table, summary, write_page
+from bace.report import load_runs, print_table, summary_rows, write_page
 from bace.report.runs import stat
 
 # Summary
@@ -35,7 +35,7 @@ def test_summary_is_mean_and_sample_deviation_over_seeds(tmp_path: Path) -> None
             FGT=seed * 3.0,
             seconds=seconds,
         )
-    (row,) = summary(load_runs([tmp_path]))
+    (row,) = summary_rows(load_runs([tmp_path]))
     assert (row.benchmark, row.method, row.label, row.seeds) == ("digits", "ER", "ER", (0, 1, 2))
     assert row.A_last is not None
     assert (row.A_last.mean, row.A_last.std) == (82.0, 2.0)
@@ -58,7 +58,7 @@ def test_a_run_of_before_a_new_was_a_measure_has_it_from_its_matrix(tmp_path: Pa
         scores = json.loads(path.read_text())
         del scores["A_new"]
         path.write_text(json.dumps(scores))
-    several, single = summary(load_runs([tmp_path]))
+    several, single = summary_rows(load_runs([tmp_path]))
     assert several.A_new is not None
     assert several.A_new.mean == 75  # (80 + 70) / 2
     assert single.A_new is None  # with one task there is no new one
@@ -76,7 +76,7 @@ def test_one_seed_has_no_deviation_and_a_seed_without_fwt_leaves_no_mean(tmp_pat
     write_run(tmp_path / "one", "SEQ", FWT=5.0)
     write_run(tmp_path / "two", "ER", seed=0, FWT=5.0)
     write_run(tmp_path / "two-b", "ER", seed=1, FWT=None)
-    one, two = summary(load_runs([tmp_path]))
+    one, two = summary_rows(load_runs([tmp_path]))
     assert one.FWT is not None
     assert (one.FWT.mean, one.FWT.std) == (5.0, None)
     assert two.FWT is None
@@ -94,7 +94,7 @@ def test_settings_that_differ_part_a_method_and_name_its_rows(tmp_path: Path) ->
     write_run(tmp_path / "b", "ER", 0, config={"memory": 500})  # differs from BaCE's, but not within ER
     write_run(tmp_path / "c", "BaCE", 1, config=config(1.0, 1))  # 1.0 is 1
     write_run(tmp_path / "d", "BaCE", 0, config=config(2, 0))
-    rows = summary(load_runs([tmp_path]))
+    rows = summary_rows(load_runs([tmp_path]))
     assert [(row.label, row.seeds) for row in rows] == [
         ("BaCE (alpha=1)", (0, 1)),
         ("ER", (0,)),
@@ -106,7 +106,7 @@ def test_settings_that_differ_part_a_method_and_name_its_rows(tmp_path: Path) ->
 def test_settings_of_one_name_keep_their_full_names_and_missing_ones_are_unset(tmp_path: Path) -> None:
     write_run(tmp_path / "a", config={"head": {"scale": 1}, "loss": {"scale": 5}})
     write_run(tmp_path / "b", config={"head": {"scale": 2}})
-    assert [row.label for row in summary(load_runs([tmp_path]))] == [
+    assert [row.label for row in summary_rows(load_runs([tmp_path]))] == [
         "ER (head.scale=1, loss.scale=5)",
         "ER (head.scale=2, loss.scale=unset)",
     ]
@@ -115,7 +115,7 @@ def test_settings_of_one_name_keep_their_full_names_and_missing_ones_are_unset(t
 def test_long_values_are_shortened_and_labels_stay_different(tmp_path: Path) -> None:
     for name in "ab":
         write_run(tmp_path / name, config={"backbone": "x" * 40 + name})
-    assert [row.label for row in summary(load_runs([tmp_path]))] == [
+    assert [row.label for row in summary_rows(load_runs([tmp_path]))] == [
         f"ER (backbone={'x' * 23}…)",
         f"ER (backbone={'x' * 23}…) #2",
     ]
@@ -124,23 +124,26 @@ def test_long_values_are_shortened_and_labels_stay_different(tmp_path: Path) -> 
 def test_runs_with_other_numbers_of_tasks_are_never_averaged(tmp_path: Path) -> None:
     write_run(tmp_path / "a", seed=0)
     write_run(tmp_path / "b", seed=1, matrix=MATRIX[:2])
-    assert [row.label for row in summary(load_runs([tmp_path]))] == ["ER (tasks=3)", "ER (tasks=2)"]
+    assert [row.label for row in summary_rows(load_runs([tmp_path]))] == ["ER (tasks=3)", "ER (tasks=2)"]
 
 
 def test_benchmarks_are_parted(tmp_path: Path) -> None:
     write_run(tmp_path / "a", benchmark="digits")
     write_run(tmp_path / "b", benchmark="news")
-    assert [(row.benchmark, row.label) for row in summary(load_runs([tmp_path]))] == [("digits", "ER"), ("news", "ER")]
+    assert [(row.benchmark, row.label) for row in summary_rows(load_runs([tmp_path]))] == [
+        ("digits", "ER"),
+        ("news", "ER"),
+    ]
 
 
 def test_a_repeated_seed_counts_once_if_equal_and_is_refused_if_not(tmp_path: Path) -> None:
     write_run(tmp_path / "first")
     write_run(tmp_path / "again", seconds=99.0)
-    (row,) = summary(load_runs([tmp_path]))
+    (row,) = summary_rows(load_runs([tmp_path]))
     assert row.seeds == (0,)
     write_run(tmp_path / "other", matrix=[[90.0], [70.0, 80.0], [60.0, 50.0, 71.0]])
     with pytest.raises(DataError, match=r"again.*other.*seed 0"):
-        summary(load_runs([tmp_path]))
+        summary_rows(load_runs([tmp_path]))
 
 
 # Loading
@@ -167,7 +170,7 @@ def test_an_unfinished_run_is_loaded_but_enters_no_number(tmp_path: Path) -> Non
         ("LwF", True, 1),
         ("LwF", True, 0),
     ]
-    assert [row.label for row in summary(runs)] == ["ER"]
+    assert [row.label for row in summary_rows(runs)] == ["ER"]
 
 
 ABOUT = '"method": "ER", "benchmark": "digits", "seed": 0, "config": {}'
@@ -234,7 +237,7 @@ def test_a_folder_without_runs_and_a_missing_folder_are_refused(tmp_path: Path) 
 
 def printed(tmp_path: Path, width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
-    print_table(summary(load_runs([tmp_path])), console)
+    print_table(summary_rows(load_runs([tmp_path])), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

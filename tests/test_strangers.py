@@ -289,9 +289,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("text", [NESTED, DEEP, LONG, HALF, "[]", "3", "", '{"config": {}}', f'{{"config": {DEEP}}}'])
 @pytest.mark.parametrize("name", ["run.json", "metrics.json", "log.jsonl", "studies.json"])
-def test_json_that_cannot_be_used_is_named(
-    run: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_that_cannot_be_used_is_named(run: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     (run / name).write_text(text)
     status = main(["report", str(run), "--out", str(run / "page.html")])
     unknown = {"log.jsonl": ("[]", "3", "", '{"config": {}}'), "studies.json": ('{"config": {}}',)}  # is passed over
@@ -464,9 +462,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(
 # -- 9: control characters
 
 
-def test_control_characters_are_shown_escaped(
-    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_are_shown_escaped(tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clear = "\x1b[2J\x07\u202e"  # clears the screen, rings, and turns the text around
     write_run(tmp_path / "runs" / f"done{clear}", f"ER{clear}", benchmark=f"digits{clear}")
     write_run(tmp_path / "runs" / f"half{clear}", finished=False)

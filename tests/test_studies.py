@@ -30,7 +30,7 @@ from bace.experiments.run import Result
 from bace.methods import METHODS
 from bace.models.heads import CosineHead, LinearHead
 from bace.randomness import generator
-from bace.studies import STUDIES, Seen, Study, gallery, probing, tracking
+from bace.studies import STUDIES, Observation, Study, gallery, probing, tracking
 
 ALL = ["probing", "tracking", "gallery", "bias"]
 
@@ -43,12 +43,12 @@ def chosen(config: Config) -> dict[str, Study]:
     return {name: STUDIES[name] for name in config.studies}
 
 
-def learned(tiny: Any, method: Any, modality: str = "image", **changes: Any) -> Seen:
+def learned(tiny: Any, method: Any, modality: str = "image", **changes: Any) -> Observation:
     """A method that has just learned its last task, and nothing of the evaluation."""
     config = config_from(tiny.settings(modality, method=method, **changes))
     trainer = Trainer(*assemble(config), config, studies=chosen(config))
     trainer.run()
-    return Seen(trainer.method, trainer.stream[-1], trainer.results.matrix[-1])
+    return Observation(trainer.method, trainer.stream[-1], trainer.results.matrix[-1])
 
 
 # -- the contract
@@ -213,7 +213,7 @@ def test_probing_reads_features_that_the_method_s_own_classifier_has_forgotten(t
     with torch.no_grad():
         for block in list(seen.method.model.head.blocks)[:-1]:
             block.neg_()
-    assert probing.after_task(Seen(seen.method, seen.task, [0.0, 0.0, 100.0])) == {**before, "observed": 100 / 3}
+    assert probing.after_task(Observation(seen.method, seen.task, [0.0, 0.0, 100.0])) == {**before, "observed": 100 / 3}
     assert before["observed"] == pytest.approx(np.mean(seen.scores))
 
 
@@ -221,7 +221,7 @@ def test_probing_and_tracking_do_not_see_a_bias_correction(tiny):
     seen = learned(tiny, {"name": "BaCE", "bias_correction": True})
     before = [s.observe(seen) for s in (STUDIES["probing"], STUDIES["tracking"])]
     seen.method.bias.copy_(torch.tensor([0.1, 5.0, 3.0]))
-    fresh = Seen(seen.method, seen.task, seen.scores)
+    fresh = Observation(seen.method, seen.task, seen.scores)
     assert [s.observe(fresh) for s in (STUDIES["probing"], STUDIES["tracking"])] == before
 
 
@@ -440,7 +440,7 @@ def test_every_method_can_be_studied_or_it_is_said_why_not(tiny, method):
 
 
 def test_skipping_is_said_once_for_the_whole_run():
-    def refuse(seen: Seen) -> dict[str, Any]:
+    def refuse(seen: Observation) -> dict[str, Any]:
         raise Skipped("not this one")
 
     made = STUDIES["tracking"].__class__(refuse, lambda *_: {"never": 1})

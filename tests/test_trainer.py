@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import bace
 from bace.config.parse import config_from
-from bace.config.schema import Config, Head, Measures, MemoryBudget, Training
+from bace.config.schema import Config, HeadSettings, Measures, MemoryBudget, Training
 from bace.core import checkpoint
 from bace.core.evaluation import predict
 from bace.core.memory import Memory
@@ -106,7 +106,7 @@ def trainer_of(
     *,
     tasks: tuple[int, ...] = (2, 2),
     valid: int = 0,
-    head: Head | None = None,
+    head: HeadSettings | None = None,
     fwt: bool = False,
     memory: int = 0,
     kind: type[Trainer] = Trainer,
@@ -119,7 +119,7 @@ def trainer_of(
         {"name": "plane"},
         {"name": "?"},
         train=Training(**given),
-        head=head or Head(),
+        head=head or HeadSettings(),
         memory=MemoryBudget(size=memory),
         measure=Measures(fwt=fwt),
     )
@@ -1076,7 +1076,7 @@ def test_imprinted_rows_are_the_mean_directions_of_their_class_at_the_norm_of_th
             if task.index == 0:
                 self.model.head.blocks[0].data.copy_(torch.tensor([[3.0, 0], [0, 1.0]]))  # norms 3 and 1: mean 2
 
-    trainer_of(Watching(), lr=0.0, head=Head(head_init="imprint")).run()
+    trainer_of(Watching(), lr=0.0, head=HeadSettings(head_init="imprint")).run()
     first = np.stack([mean_direction(0), mean_direction(1)])
     np.testing.assert_allclose(rows[0].numpy(), first, atol=1e-6)
     np.testing.assert_allclose(first, [[1, 0], [0, 1]], atol=1e-12)  # the classes lie around east and north
@@ -1084,14 +1084,14 @@ def test_imprinted_rows_are_the_mean_directions_of_their_class_at_the_norm_of_th
 
 
 def test_an_imprinted_run_resumes_exactly():
-    assert_resumes_exactly(lambda **more: trainer_of(Plain(), head=Head(head_init="imprint"), **more))
+    assert_resumes_exactly(lambda **more: trainer_of(Plain(), head=HeadSettings(head_init="imprint"), **more))
 
 
 def test_forward_transfer_by_hand():
     """Nothing is trained (lr 0), so features are the points and the old rows point east and north. Before
     task 2, its rows imprinted point west and south; of its test points (-1, .1), (1, .1), (.1, -1), (-.1, -2) all but
     the second, which lies in the east, are right: 75. Chance: the same with five draws of random rows."""
-    trainer = trainer_of(Plain(), lr=0.0, head=Head(head_init="imprint"), fwt=True)
+    trainer = trainer_of(Plain(), lr=0.0, head=HeadSettings(head_init="imprint"), fwt=True)
     results = trainer.run()
     assert results.before == [75.0]
     points, truth = np.array(TEST[2] + TEST[3]), np.array([2, 2, 3, 3])

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bace.data.batch import View
-from bace.data.cut import Cut
 from bace.data.decode import PictureOptions
 from bace.data.files import Raw
 from bace.data.modality import Examples, Inputs, Modality, Table
+from bace.data.settings import DataSettings
 from bace.models.encoder import Encoder, PassCounter
 
 NUMBERS, WIDTH = 6, 16  # in a vector, in a feature
@@ -34,7 +34,7 @@ class Vector(Modality):
     def from_array(self, array: Any, options: PictureOptions) -> Tensor:
         return torch.as_tensor(array, dtype=torch.float32).clone()
 
-    def encode(self, tables: Sequence[Table], cut: Cut, encoder: Any) -> tuple[Examples, list[int]]:
+    def encode(self, tables: Sequence[Table], settings: DataSettings, encoder: Any) -> tuple[Examples, list[int]]:
         return Vectors(torch.cat([table.inputs for table in tables])), [len(table) for table in tables]
 
     def restore(self, kept: dict[str, Tensor]) -> Examples:

@@ -49,7 +49,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
+def closest_name(name: str, valid: Iterable[str]) -> str:
     """' Did you mean X?' for the valid name nearest to `name`, or a list of all of them."""
     names = list(valid)
     close = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.5)

@@ -17,14 +17,14 @@ from bace.config.parse import config_from, current, flatten, import_named_method
 from bace.config.schema import Config
 from bace.core import checkpoint
 from bace.core.method import Method
-from bace.core.resources import check_room
+from bace.core.resources import check_resources
 from bace.core.stream import Stream, Task
 from bace.core.trainer import Trainer
 from bace.data.batch import NO_IDS
-from bace.data.cut import cut_of
 from bace.data.modalities import MODALITIES
 from bace.data.modalities.token import Span, Token
 from bace.data.modality import Modality, Table
+from bace.data.settings import data_settings
 from bace.data.table import as_inputs, from_arrays
 from bace.errors import CheckpointError, ConfigError, DataError
 from bace.experiments.assemble import check_memory, load_backbone, method_on
@@ -120,7 +120,7 @@ class Learner:
         try:
             method = self._method_on(stream, config, encoder)
             check_memory(method)
-            check_room(method, [len(self.tasks)])
+            check_resources(method, [len(self.tasks)])
             Trainer(method, stream, config).learn(stream[-1])
         except BaseException:  # also when interrupted: half a task learned is no use
             if before is not None:
@@ -162,7 +162,7 @@ class Learner:
         assert self.config is not None
         _, inputs = as_inputs(x, modality=modality.name, image_size=self.picture)
         table = Table(modality, inputs, [""] * len(inputs), [])
-        data, _ = modality.encode([table], cut_of(self.config), self.method.model.encoder)
+        data, _ = modality.encode([table], data_settings(self.config), self.method.model.encoder)
         everything = torch.arange(len(data))
         rows = len(data) if data.positions is None else len(data.positions)
         asked = Stream(data, torch.zeros(rows, dtype=torch.int64), [], self._names())
@@ -295,7 +295,7 @@ class Learner:
         """Kept examples first, then the new ones; only the new task has a training set (joint methods keep all)."""
         modality = table.modality
         modality.check_encoder(encoder, config.backbone.name)
-        data, (count,) = modality.encode([table], cut_of(config), encoder)
+        data, (count,) = modality.encode([table], data_settings(config), encoder)
         first = 0
         if self._kept:
             before = len(data)

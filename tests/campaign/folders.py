@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import bace
 from bace.core import checkpoint
-from bace.report import load_runs, summary, write_page
+from bace.report import load_runs, summary_rows, write_page
 from campaign.damage import STUDIES
 from campaign.disk import learner
 from campaign.mutations import mutated, strange_json
@@ -124,6 +124,6 @@ def resume(folder: Path) -> str | None:
 
 def report(folder: Path) -> str | None:
     runs = load_runs([folder])
-    summary(runs)
+    summary_rows(runs)
     write_page(runs, folder.parent / "page.html")
     return None

@@ -61,9 +61,7 @@ def pre_trained_key(tiny: Any, modality: str, method: Any, example: int) -> Arra
 
 
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
-def test_neighbours_are_the_nearest_by_brute_force_with_the_pre_trained_encoder(
-    tiny: Any, modality: str
-) -> None:
+def test_neighbours_are_the_nearest_by_brute_force_with_the_pre_trained_encoder(tiny: Any, modality: str) -> None:
     method = learned(tiny, modality)
     slots = method.memory.examples.tolist()
     keys = np.stack([pre_trained_key(tiny, modality, method, e) for e in slots])
@@ -147,13 +145,13 @@ def test_every_example_is_predicted_by_a_head_adapted_to_its_own_neighbours(
     method = learned(tiny, modality, lambda_local=0.3, **{"head.kind": kind})
     batch = asked(method)
     scores, base = method.predict(batch), method.predict(batch, "base")
-    features = array(method.peek([batch]).features)
+    features = array(method.infer([batch]).features)
     hand = ByHand(method.model.head)
     np.testing.assert_allclose(hand.logits(hand.start, features), array(base), atol=1e-10)
     assert len({tuple(slots) for slots in method.neighbours(batch).tolist()}) > 1
     for i, slots in enumerate(method.neighbours(batch)):
         near = method.stream.batch(method.memory.examples[slots])  # clean views
-        known = array(method.peek([near]).features)
+        known = array(method.infer([near]).features)
         w = hand.adapted(known, near.targets.numpy(), 4, 0.02, 0.3)
         own = (batch.owner == i).numpy()
         np.testing.assert_allclose(array(scores)[own], hand.logits(w, features[own]), atol=1e-7)

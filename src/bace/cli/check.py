@@ -16,7 +16,7 @@ def check_data(name: str | None = None, *, path: Path | None = None, json: bool 
             searched as well.
         json: the same for programs.
     """
-    from bace.data.check import check, complain, sets_of
+    from bace.data.check import check, raise_problems, sets_of
 
     if path and not path.is_dir():
         raise ConfigError(f"--path '{path}' is no folder: give the one that holds a folder for each set")
@@ -30,7 +30,7 @@ def check_data(name: str | None = None, *, path: Path | None = None, json: bool 
     else:
         print(f"'{name}' needs no public set")
     if name:
-        complain(findings, name)
+        raise_problems(findings, name)
 
 
 def check_backbone(name: str, *, json: bool = False) -> None:

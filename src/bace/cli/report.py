@@ -22,13 +22,13 @@ def command(folders: list[Path], *, out: Path = Path("report.html")) -> None:
 def show_report(folders: list[Path], page: Path, *, ranked: bool = False) -> None:
     from rich.console import Console
 
-    from bace.report import load_runs, print_table, summary, write_page
+    from bace.report import load_runs, print_table, summary_rows, write_page
 
     runs = load_runs(folders)
     for run in runs:
         if run.changed:
             warnings.warn(f"'{run.folder}' is not as its run left it: {', '.join(run.changed)} changed", stacklevel=2)
-    rows = summary(runs)
+    rows = summary_rows(runs)
     if ranked:
         rows.sort(key=lambda row: row.A_last.mean if row.A_last else 0.0, reverse=True)
     print_table(rows, Console(width=None if sys.stdout.isatty() else 120))

@@ -1,6 +1,6 @@
 """Settings from code, YAML files and the command line: defaults < benchmark's defaults < file < command line.
 
-The schema is the annotations: of the dataclasses in schema.py, of the benchmarks' `Cut`, of the method's constructor.
+The schema is the annotations of the dataclasses in schema.py, of `DataSettings` and of the method's constructor.
 """
 
 import dataclasses
@@ -17,16 +17,16 @@ import yaml
 from jsonargparse import Namespace
 
 from bace.config.parser import Parser
-from bace.config.schema import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, StudyName, Training
+from bace.config.schema import Backbone, Checkpoints, Config, HeadSettings, Measures, MemoryBudget, StudyName, Training
 from bace.core.method import Method
 from bace.data.benchmarks import find_benchmark
-from bace.data.cut import Cut
-from bace.errors import ConfigError, nearest
+from bace.data.settings import DataSettings
+from bace.errors import ConfigError, closest_name
 from bace.methods import find_method, import_method
 
 SECTIONS: dict[str, type] = {
     "backbone": Backbone,
-    "head": Head,
+    "head": HeadSettings,
     "memory": MemoryBudget,
     "train": Training,
     "measure": Measures,
@@ -144,7 +144,7 @@ def add_settings(parser: Parser, method: type[Method] | None = None) -> None:
         default=[],
         help="what is observed beside the measures, without feeding back: docs/studies.md",
     )
-    _add_section(parser, "benchmark", Cut, "a name of `bace list benchmarks`")
+    _add_section(parser, "benchmark", DataSettings, "a name of `bace list benchmarks`")
     if method:
         _add_method(parser, method)
     for name, section in SECTIONS.items():
@@ -252,12 +252,12 @@ def unknown_setting(key: str, method: type[Method]) -> str:
     section, dot, name = key.partition(".")
     siblings = [v.partition(".")[2] for v in valid if v.startswith(f"{section}.")] if dot else []
     if not siblings:
-        hint = nearest(key, [*SHORT, *valid])
+        hint = closest_name(key, [*SHORT, *valid])
         if "Did you mean" not in hint:
-            hint = nearest(section, {v.partition(".")[0] for v in valid})
+            hint = closest_name(section, {v.partition(".")[0] for v in valid})
         return f"there is no setting '{key}'.{hint} `bace run --help` explains them all."
     of = f"{method.title} has" if section == "method" else "there is"
-    hint = nearest(name, siblings).replace("you mean '", f"you mean '{section}.")
+    hint = closest_name(name, siblings).replace("you mean '", f"you mean '{section}.")
     return f"{of} no setting '{key}'.{hint}"
 
 

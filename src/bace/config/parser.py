@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 import docstring_parser
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-from bace.errors import ConfigError, nearest
+from bace.errors import ConfigError, closest_name
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 
@@ -84,7 +84,7 @@ class Parser(ArgumentParser):
             return self._unexpected(found[1])
         if found := re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from", message, re.DOTALL):
             if found[1] == "command":
-                return f"there is no command '{self.prog} {found[2]}'.{nearest(found[2], self.commands)}"
+                return f"there is no command '{self.prog} {found[2]}'.{closest_name(found[2], self.commands)}"
             return f"{found[1]} is '{found[2]}': to complete words in your shell, first `pip install shtab`"
         if found := re.match(r'(?:the following arguments are required: |expected ")([\w.]+)', message):
             return self._missing(found[1])
@@ -100,7 +100,7 @@ class Parser(ArgumentParser):
             option = word.partition("=")[0]
             if self.refuse:
                 return self.refuse(option)
-            return f"there is no option '{option}' here.{nearest(option, self._option_string_actions)}"
+            return f"there is no option '{option}' here.{closest_name(option, self._option_string_actions)}"
         behind = f"behind '{' '.join(self.words[max(place - 2, 0) : place])}'" if place else "here"
         return f"'{word}' is not expected {behind}: `{self.prog} --help` says what is; a list is one word, '[2,1,2]'"
 
@@ -120,7 +120,7 @@ class Parser(ArgumentParser):
         if action.nargs == "+" and get_origin(kind) is Union:  # a word, or a list in one word
             kind = get_args(kind)[0]
         value = re.split(r"(?:Got|Given) value: ", message)[-1]
-        hint = nearest(value, map(str, get_args(kind))) if get_origin(kind) is Literal else ""
+        hint = closest_name(value, map(str, get_args(kind))) if get_origin(kind) is Literal else ""
         return f"{name} is '{value}': it must be {spell(kind)}{'.' + hint if 'Did you mean' in hint else ''}"
 
     def _action(self, key: str) -> Any:

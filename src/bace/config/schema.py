@@ -69,7 +69,7 @@ class Training:
 
 
 @dataclass
-class Head:
+class HeadSettings:
     """The classifier, for methods that do not define their own.
 
     Args:
@@ -161,7 +161,7 @@ class Config:
     benchmark: dict[str, object]  # {"name": ..., settings}
     method: dict[str, object]  # {"name": ..., hyper-parameters}
     backbone: Backbone = field(default_factory=Backbone)
-    head: Head = field(default_factory=Head)
+    head: HeadSettings = field(default_factory=HeadSettings)
     memory: MemoryBudget = field(default_factory=MemoryBudget)
     train: Training = field(default_factory=Training)
     measure: Measures = field(default_factory=Measures)

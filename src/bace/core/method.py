@@ -270,12 +270,12 @@ class Method(ElasticBuffers):
             "loss": self.loss,
             "epochs": self.training_settings.epochs,
             "batch_size": self.batch_size - self.replay_size,
-            "examples": lambda: self.trained(task),
+            "examples": lambda: self.training_examples(task),
             "module": lambda: self.model,
         }
         return Stage(**{**fields, **changes})
 
-    def trained(self, task: Task) -> Tensor:  # (examples,)
+    def training_examples(self, task: Task) -> Tensor:  # (examples,)
         """The task's examples that are used for training."""
         return task.train
 
@@ -300,9 +300,11 @@ class Method(ElasticBuffers):
         if not self.replay_size:
             return None
         fresh = self.training_settings.buffer_view == "fresh"
-        return self.stream.batch(self.memory.examples[self.drawn(draw)], view=self.now.view(draw if fresh else 0))
+        return self.stream.batch(
+            self.memory.examples[self.replayed_slots(draw)], view=self.now.view(draw if fresh else 0)
+        )
 
-    def drawn(self, draw: int = 1) -> Tensor:  # (replay_size,) slots
+    def replayed_slots(self, draw: int = 1) -> Tensor:  # (replay_size,) slots
         """The slots that `replay(draw)` draws at this step."""
         return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
 
@@ -339,20 +341,20 @@ class Method(ElasticBuffers):
         for group, members in self.stream.by_group(examples).items():
             free = members[~taken[members]]
             if self.memory.select == "herding" and self.stream.one_row:
-                order = herd(self.herded(free), count)
+                order = herd(self.herding_features(free), count)
             else:
                 order = torch.randperm(len(free), generator=generator(self.now.seed, "keep", task.index, group))
             chosen[group] = free[order[:count]]
             taken[chosen[group]] = True
         return chosen
 
-    def herded(self, examples: Tensor) -> Tensor:  # (examples, width)
+    def herding_features(self, examples: Tensor) -> Tensor:  # (examples, width)
         """The features that herding uses."""
         return self.outputs(examples).features
 
     def imprint(self, task: Task) -> None:
         """Set the task's head rows to the mean features of their classes."""
-        head, trained = self.model.head, self.trained(task)
+        head, trained = self.model.head, self.training_examples(task)
         old_rows = head.weight.detach().cpu()[: task.classes.start]
         rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)
         head.imprint(rows)
@@ -365,12 +367,12 @@ class Method(ElasticBuffers):
         return torch.cat([memory.examples for memory in self.memories()])
 
     def outputs(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
-        """Features and logits of all rows of these examples, on the CPU (see `peek`)."""
+        """Features and logits of all rows of these examples, on the CPU (see `infer`)."""
         parts, in_order = self.stream.bucketed(examples, self.training_settings.eval_batch_size)
-        out = self.peek((self.stream.batch(part, view=view) for part in parts), model)
+        out = self.infer((self.stream.batch(part, view=view) for part in parts), model)
         return Output(in_order(out.features.cpu()), in_order(out.logits.cpu()))
 
-    def peek(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
+    def infer(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
         """Features, logits and taps (for texts, only with batches of one length), without gradient and in eval mode. A
         model in train mode is put back into train mode."""
         model = model or self.model

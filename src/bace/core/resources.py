@@ -94,7 +94,7 @@ def peak_bytes(device: torch.device) -> int | None:
     return 1024 * int(words[words.index("VmHWM:") + 1]) if "VmHWM:" in words else None
 
 
-def check_room(method: Method, tasks: Iterable[int]) -> str:
+def check_resources(method: Method, tasks: Iterable[int]) -> str:
     """A sentence that says how much memory these tasks need; ConfigError if it does not fit into the free memory."""
     needed, texts = bytes_needed(method, tasks), bytes_cached(method)
     free = bytes_free(device := method.stream.device)

@@ -21,7 +21,7 @@ class Skipped(Exception):
 
 
 @dataclass
-class Seen:
+class Observation:
     """What studies see after a task. They need a licence of the stream to read data of other tasks."""
 
     method: Method
@@ -66,11 +66,11 @@ class Seen:
 class Study:
     """The hooks of a study. Everything that is kept between them is JSON."""
 
-    after_task: Callable[[Seen], Record]
+    after_task: Callable[[Observation], Record]
     collect: Callable[[list[Record], Stream, Config], Record]  # after the last task: what studies.json holds
     before_epoch: Callable[[Method, Task], Record | None] | None = None  # called again on resume; None keeps the last
 
-    def observe(self, seen: Seen) -> Record:
+    def observe(self, seen: Observation) -> Record:
         try:
             return self.after_task(seen)
         except Skipped as why:

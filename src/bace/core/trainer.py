@@ -30,7 +30,7 @@ from bace.core.optimiser import (
 from bace.core.prefetch import made_ahead
 from bace.core.resources import bytes_kept
 from bace.core.stream import Stream, Task
-from bace.core.study import Seen, Study
+from bace.core.study import Observation, Study
 from bace.data.batch import Batch
 from bace.errors import Stopped
 from bace.models.model import Model
@@ -242,7 +242,7 @@ class Trainer:
     def observe(self, task: Task, scores: list[float]) -> None:
         """Show the learned task to the studies. Their time is not counted as the method's."""
         self.tick()
-        seen = Seen(self.method, task, scores, self.config.measure.map_foreign_types_to_O, self.now.noted)
+        seen = Observation(self.method, task, scores, self.config.measure.map_foreign_types_to_O, self.now.noted)
         for name, study in self.studies.items():
             self.show((task.index + 1) / len(self.stream), f"task {task.index + 1}/{len(self.stream)} {name}")
             self.results.studies.setdefault(name, []).append(study.observe(seen))

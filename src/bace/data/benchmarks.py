@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from bace.data import datasets
-from bace.data.cut import Cut
 from bace.data.datasets import (
     ENTITIES,
     ENTITIES_DESK,
     TOPICS,
     TOPICS_DESK,
     Corpus,
-    Share,
+    TaskCorpus,
     check_present,
     locate,
     qualified,
@@ -27,13 +26,14 @@ from bace.data.digits import load_digits
 from bace.data.files import has_split
 from bace.data.modalities import find_modality
 from bace.data.modality import Table
+from bace.data.settings import DataSettings
 from bace.data.table import first_of_each, read
-from bace.errors import ConfigError, DataError, nearest
+from bace.errors import ConfigError, DataError, closest_name
 from bace.randomness import generator
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskTables:
     """One task's data before it is numbered; labels of other classes than `classes` are not allowed in it, but for
     entity tags, which become O."""
 
@@ -50,57 +50,61 @@ class Benchmark:
     name: str
     modality: str
     note: str
-    parts: Callable[[Cut], list[Part]]
+    parts: Callable[[DataSettings], list[TaskTables]]
     defaults: dict[str, Any] = field(default_factory=dict)  # by setting: {"memory.size": 20, ...}
     corpora: tuple[Corpus, ...] = ()  # the public sets that it is made of
 
 
-def shared_out(shares: tuple[Share, ...], modality: str, *, prefix: bool = True) -> Callable[[Cut], list[Part]]:
+def shared_out(
+    shares: tuple[TaskCorpus, ...], modality: str, *, prefix: bool = True
+) -> Callable[[DataSettings], list[TaskTables]]:
     """Several corpora as a stream: the tasks are theirs, whatever benchmark.tasks says. `prefix`: the corpus's name
     stands before each class's, for two corpora may have classes of one name."""
 
-    def parts(cut: Cut) -> list[Part]:
-        if cut.class_order is not None:
+    def parts(settings: DataSettings) -> list[TaskTables]:
+        if settings.class_order is not None:
             raise ConfigError("benchmark.class_order is fixed here: every task is a corpus, or a part of one")
-        check_present(shares, cut.path)
+        check_present(shares, settings.path)
         found = []
         for share in shares:
-            train, test = read_corpus(share.corpus, modality, cut)
+            train, test = read_corpus(share.corpus, modality, settings)
             classes = list(share.classes) or train.names
             if find_modality(modality).one_label:  # all sentences are shown, also those without an entity
                 train, test = only(train, classes), only(test, classes)
             if prefix:
                 train, test = qualified(share, train), qualified(share, test)
                 classes = [f"{share.corpus.folder}.{name}" for name in classes]
-            found.append(Part(share.name, classes, train, test))
+            found.append(TaskTables(share.name, classes, train, test))
         return found
 
     return parts
 
 
-def one_set(corpus: Corpus) -> Callable[[Cut], list[Part]]:
+def one_set(corpus: Corpus) -> Callable[[DataSettings], list[TaskTables]]:
     """A set of pictures, cut into tasks by its classes."""
-    return lambda cut: cut_by_class(*read_corpus(corpus, "image", cut, alone=True), cut)
+    return lambda settings: cut_by_class(*read_corpus(corpus, "image", settings, alone=True), settings)
 
 
-def read_corpus(corpus: Corpus, modality: str, cut: Cut, *, alone: bool = False) -> tuple[Table, Table]:
+def read_corpus(corpus: Corpus, modality: str, settings: DataSettings, *, alone: bool = False) -> tuple[Table, Table]:
     """A public set's training and test examples; a warning if they are not all of them."""
-    source = locate(corpus, cut.path, alone=alone)
+    source = locate(corpus, settings.path, alone=alone)
     here = isinstance(source, Path)
     held_out = corpus.held_out if corpus.held_out and here and not has_split(source, "test") else 0.0
     options: dict[str, Any] = {
-        "input_column": cut.input_column or corpus.columns or None,
-        "label_column": cut.label_column or corpus.label,
+        "input_column": settings.input_column or corpus.columns or None,
+        "label_column": settings.label_column or corpus.label,
         "label_names": corpus.names or None,
         "subset": None if here else corpus.subset,
     }
     try:
-        train, test = read_both(source, modality, cut, cut.test_fraction or held_out, options)
+        train, test = read_both(source, modality, settings, settings.test_fraction or held_out, options)
     except DataError as error:
         if here:
             raise
         raise DataError(f"{error} Or get it from {corpus.terms}; `bace check data` says where to put it.") from error
-    whole = cut.train_per_class is cut.test_per_class is cut.train_per_task is cut.test_per_task is None
+    whole = (
+        settings.train_per_class is settings.test_per_class is settings.train_per_task is settings.test_per_task is None
+    )
     if whole and corpus.counts and len(train) + len(test) != corpus.counts.train + corpus.counts.test:
         warnings.warn(
             f"{corpus.folder} has {len(train):,} training and {len(test):,} test examples, as published it has "
@@ -111,7 +115,7 @@ def read_corpus(corpus: Corpus, modality: str, cut: Cut, *, alone: bool = False)
 
 
 def read_both(
-    source: str | Path, modality: str, cut: Cut, test_fraction: float, options: dict[str, Any]
+    source: str | Path, modality: str, settings: DataSettings, test_fraction: float, options: dict[str, Any]
 ) -> tuple[Table, Table]:
     """Training and test; the test is a split of the source, or held out. Pictures are not decoded yet."""
 
@@ -119,43 +123,50 @@ def read_both(
         return read(source, split=name, modality=modality, limit_per_class=limit, decode=False, **options)
 
     if not test_fraction:
-        return split("train", cut.train_per_class), split("test", cut.test_per_class)
-    train, test = split_off(split("train", None), test_fraction, generator(cut.seed, "test"))
-    return first_of_class(train, cut.train_per_class), first_of_class(test, cut.test_per_class)
+        return split("train", settings.train_per_class), split("test", settings.test_per_class)
+    train, test = split_off(split("train", None), test_fraction, generator(settings.seed, "test"))
+    return first_of_class(train, settings.train_per_class), first_of_class(test, settings.test_per_class)
 
 
-def cut_by_class(train: Table, test: Table, cut: Cut) -> list[Part]:
+def cut_by_class(train: Table, test: Table, settings: DataSettings) -> list[TaskTables]:
     """One labelled set as tasks of disjoint classes."""
-    if not isinstance(cut.class_order, list):
+    if not isinstance(settings.class_order, list):
         check_test_labels(train, test)
-    names = order_classes(train.names, cut)
-    counts = share_out(len(names), cut.tasks)
+    names = order_classes(train.names, settings)
+    counts = share_out(len(names), settings.tasks)
     groups = [names[sum(counts[:t]) : sum(counts[: t + 1])] for t in range(len(counts))]
-    return [Part(f"task {t + 1}", own, only(train, own), only(test, own)) for t, own in enumerate(groups)]
+    return [TaskTables(f"task {t + 1}", own, only(train, own), only(test, own)) for t, own in enumerate(groups)]
 
 
 def check_test_labels(train: Table, test: Table) -> None:
     """A label that only the test has is a misspelling, or cannot be learned."""
     if unknown := [name for name in test.names if name not in train.names]:
         raise DataError(
-            f"the test has the label '{unknown[0]}', which no training example has.{nearest(unknown[0], train.names)} "
-            "Correct it, remove it, or list the classes to be learned in benchmark.class_order."
+            f"the test has the label '{unknown[0]}', which no training example has."
+            f"{closest_name(unknown[0], train.names)} Correct it, remove it, or list the classes to be learned in "
+            "benchmark.class_order."
         )
 
 
-def order_classes(names: list[str], cut: Cut) -> list[str]:
-    if cut.class_order is None:
+def order_classes(names: list[str], settings: DataSettings) -> list[str]:
+    if settings.class_order is None:
         return names
-    if cut.class_order == "shuffled":
-        order = torch.randperm(len(names), generator=generator(cut.seed, "class order"))
+    if settings.class_order == "shuffled":
+        order = torch.randperm(len(names), generator=generator(settings.seed, "class order"))
         return [names[i] for i in order.tolist()]
-    if cut.class_order == "numpy":  # folders are numbered in the order of text, where 10 comes before 2
+    if settings.class_order == "numpy":  # folders are numbered in the order of text, where 10 comes before 2
         as_text = sorted(names)
-        return [as_text[i] for i in np.random.RandomState(cut.seed).permutation(len(names))]
-    wanted = [cut.class_order] if isinstance(cut.class_order, str) else [str(name) for name in cut.class_order]
+        return [as_text[i] for i in np.random.RandomState(settings.seed).permutation(len(names))]
+    wanted = (
+        [settings.class_order]
+        if isinstance(settings.class_order, str)
+        else [str(name) for name in settings.class_order]
+    )
     for name in wanted:
         if name not in names:
-            raise ConfigError(f"benchmark.class_order names a class '{name}' that the data lack.{nearest(name, names)}")
+            raise ConfigError(
+                f"benchmark.class_order names a class '{name}' that the data lack.{closest_name(name, names)}"
+            )
         if wanted.count(name) > 1:
             raise ConfigError(f"benchmark.class_order names class '{name}' twice: a class belongs to one task")
     return wanted
@@ -184,7 +195,7 @@ def only(table: Table, classes: list[str]) -> Table:
 # -- from parts to a stream
 
 
-def check_parts(parts: list[Part]) -> None:
+def check_parts(parts: list[TaskTables]) -> None:
     """Every class in one task only and shown in training and test; every label one of its task's."""
     owner: dict[str, str] = {}
     for part in parts:
@@ -207,20 +218,22 @@ def check_parts(parts: list[Part]) -> None:
 # -- the declarations
 
 
-def _digits(cut: Cut) -> list[Part]:
+def _digits(settings: DataSettings) -> list[TaskTables]:
     train, test = load_digits()
-    return cut_by_class(first_of_class(train, cut.train_per_class), first_of_class(test, cut.test_per_class), cut)
+    return cut_by_class(
+        first_of_class(train, settings.train_per_class), first_of_class(test, settings.test_per_class), settings
+    )
 
 
-def own_data(modality: str) -> Callable[[Cut], list[Part]]:
+def own_data(modality: str) -> Callable[[DataSettings], list[TaskTables]]:
     """A user's own data, cut into tasks by its classes."""
 
-    def parts(cut: Cut) -> list[Part]:
-        if not cut.path:
+    def parts(settings: DataSettings) -> list[TaskTables]:
+        if not settings.path:
             raise ConfigError("this benchmark reads your own data: say where it is with --benchmark.path")
-        source = Path(cut.path) if Path(cut.path).exists() else cut.path
-        columns = {"input_column": cut.input_column, "label_column": cut.label_column}
-        return cut_by_class(*read_both(source, modality, cut, cut.test_fraction, columns), cut)
+        source = Path(settings.path) if Path(settings.path).exists() else settings.path
+        columns = {"input_column": settings.input_column, "label_column": settings.label_column}
+        return cut_by_class(*read_both(source, modality, settings, settings.test_fraction, columns), settings)
 
     return parts
 
@@ -311,7 +324,7 @@ def _pictures(
 ) -> tuple[Benchmark, Benchmark]:
     """A benchmark of pictures and its desk version, which is the same with other numbers. Several sets: a task each."""
     alone = len(corpora) == 1
-    parts = one_set(corpora[0]) if alone else shared_out(tuple(Share(set.title, set) for set in corpora), "image")
+    parts = one_set(corpora[0]) if alone else shared_out(tuple(TaskCorpus(set.title, set) for set in corpora), "image")
     small = {**defaults, **_PICTURES_DESK, **desk}
     return (
         Benchmark(name, "image", note, parts, defaults, corpora),
@@ -319,7 +332,7 @@ def _pictures(
     )
 
 
-def _corpora(shares: tuple[Share, ...]) -> tuple[Corpus, ...]:
+def _corpora(shares: tuple[TaskCorpus, ...]) -> tuple[Corpus, ...]:
     return tuple(dict.fromkeys(share.corpus for share in shares))
 
 
@@ -478,5 +491,5 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 def find_benchmark(name: str) -> Benchmark:
     if name not in BENCHMARKS:
-        raise ConfigError(f"there is no benchmark '{name}'.{nearest(name, BENCHMARKS)}")
+        raise ConfigError(f"there is no benchmark '{name}'.{closest_name(name, BENCHMARKS)}")
     return BENCHMARKS[name]

@@ -11,7 +11,7 @@ from bace.data.benchmarks import BENCHMARKS
 from bace.data.datasets import Corpus, Counts, find_folder
 from bace.data.files import has_split
 from bace.data.table import count
-from bace.errors import ConfigError, DataError, nearest
+from bace.errors import ConfigError, DataError, closest_name
 
 Status = Literal["present", "subset", "wrong count", "missing"]
 
@@ -44,7 +44,7 @@ def sets_of(name: str | None) -> list[tuple[Corpus, str]]:
         return [(corpus, every[corpus]) for corpus in BENCHMARKS[name].corpora]
     named = {corpus.folder: corpus for corpus in every}
     if name not in named:
-        raise ConfigError(f"there is no benchmark and no set '{name}'.{nearest(name, [*BENCHMARKS, *named])}")
+        raise ConfigError(f"there is no benchmark and no set '{name}'.{closest_name(name, [*BENCHMARKS, *named])}")
     return [(named[name], every[named[name]])]
 
 
@@ -110,7 +110,7 @@ def how_to_get(corpus: Corpus, root: str | None) -> str:
     return f"{hub}from {corpus.terms}; to {place}: {corpus.layout}"
 
 
-def complain(findings: Sequence[Finding], name: str) -> None:
+def raise_problems(findings: Sequence[Finding], name: str) -> None:
     """An error if what is here is not what the benchmark needs; a part of it will do."""
     bad = [f"{f.corpus.folder} ({f.status})" for f in findings if f.status in ("missing", "wrong count")]
     if bad:

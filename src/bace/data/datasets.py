@@ -53,7 +53,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Share:
+class TaskCorpus:
     """What one task shows: a corpus, or these classes of it."""
 
     name: str
@@ -216,37 +216,37 @@ BIONLP = Corpus("bionlp13cg", None, "BioNLP 2013 Cancer Genetics, CC BY 4.0")
 WNUT = Corpus("wnut2017", None, "https://noisy-text.github.io/2017, CC BY 4.0", counts=Counts(6, 3_394, 1_287))
 BTC = Corpus("btc", None, "Broad Twitter Corpus, CC BY 4.0")
 
-_AG_NEWS = Share("AGNews", AG_NEWS, ("World", "Sports", "Business", "Sci/Tech"))
+_AG_NEWS = TaskCorpus("AGNews", AG_NEWS, ("World", "Sports", "Business", "Sci/Tech"))
 _DBPEDIA = (
-    Share(
+    TaskCorpus(
         "DBPedia1",
         DBPEDIA,
         ("Artist", "Athlete", "OfficeHolder", "MeanOfTransportation", "Building", "NaturalPlace"),
     ),
-    Share("DBPedia2", DBPEDIA, ("Village", "Animal", "Plant", "Album", "Film", "WrittenWork")),
+    TaskCorpus("DBPedia2", DBPEDIA, ("Village", "Animal", "Plant", "Album", "Film", "WrittenWork")),
 )
 TOPICS = (  # what overlaps with another corpus is left out
     _AG_NEWS,
     *_DBPEDIA,
-    Share("Yahoo1", YAHOO, ("Society & Culture", "Health", "Education & Reference")),
-    Share("Yahoo2", YAHOO, ("Computers & Internet", "Family & Relationships", "Politics & Government")),
+    TaskCorpus("Yahoo1", YAHOO, ("Society & Culture", "Health", "Education & Reference")),
+    TaskCorpus("Yahoo2", YAHOO, ("Computers & Internet", "Family & Relationships", "Politics & Government")),
 )
 TOPICS_DESK = (
     _AG_NEWS,
     *_DBPEDIA,
-    Share(
+    TaskCorpus(
         "StackOverflow1",
         STACK_OVERFLOW,
         ("wordpress", "oracle", "svn", "apache", "excel", "matlab", "visual-studio", "cocoa", "osx", "bash"),
     ),
-    Share(
+    TaskCorpus(
         "StackOverflow2",
         STACK_OVERFLOW,
         ("spring", "hibernate", "scala", "sharepoint", "ajax", "qt", "drupal", "linq", "haskell", "magento"),
     ),
 )
 ENTITIES = (
-    Share(
+    TaskCorpus(
         "OntoNotes5",
         ONTONOTES,  # without PERSON, ORG, GPE and LOC, which CoNLL-2003 has too
         (
@@ -254,21 +254,21 @@ ENTITIES = (
             *("NORP", "ORDINAL", "PERCENT", "PRODUCT", "QUANTITY", "TIME", "WORK_OF_ART"),
         ),
     ),
-    Share("MIT Movie", MIT_MOVIE),
-    Share("I2B2", I2B2),
-    Share("MIT Restaurant", MIT_RESTAURANT),
-    Share("CoNLL-2003", CONLL),
+    TaskCorpus("MIT Movie", MIT_MOVIE),
+    TaskCorpus("I2B2", I2B2),
+    TaskCorpus("MIT Restaurant", MIT_RESTAURANT),
+    TaskCorpus("CoNLL-2003", CONLL),
 )
 ENTITIES_DESK = (
-    Share("BioNLP13CG", BIONLP),
-    Share("MIT Movie", MIT_MOVIE),
-    Share("WNUT2017", WNUT),
-    Share("MIT Restaurant", MIT_RESTAURANT),
-    Share("BTC", BTC),
+    TaskCorpus("BioNLP13CG", BIONLP),
+    TaskCorpus("MIT Movie", MIT_MOVIE),
+    TaskCorpus("WNUT2017", WNUT),
+    TaskCorpus("MIT Restaurant", MIT_RESTAURANT),
+    TaskCorpus("BTC", BTC),
 )
 
 
-def qualified(share: Share, table: Table) -> Table:
+def qualified(share: TaskCorpus, table: Table) -> Table:
     """The table with its corpus's name before every class: one name in two corpora is two classes."""
 
     def full(name: str) -> str:
@@ -296,7 +296,7 @@ def locate(corpus: Corpus, root: str | None, *, alone: bool = False) -> Path | s
     )
 
 
-def check_present(shares: Sequence[Share], root: str | None) -> None:
+def check_present(shares: Sequence[TaskCorpus], root: str | None) -> None:
     """Say at once, before anything is read, which corpora are missing and where to get each."""
     problems = []
     for corpus in dict.fromkeys(share.corpus for share in shares):

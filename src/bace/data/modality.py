@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from bace.data.batch import View
-from bace.data.cut import Cut
 from bace.data.decode import MEMORY_LIMIT, PictureOptions, Pictures, allocate
 from bace.data.files import Raw
 from bace.data.scores import accuracy, confusion_matrix, per_class_accuracy
-from bace.errors import ConfigError, DataError, nearest
+from bace.data.settings import DataSettings
+from bace.errors import ConfigError, DataError, closest_name
 
 InMemory = Tensor | list[str] | list[list[str]]
 Inputs = InMemory | Pictures
@@ -206,7 +206,7 @@ class Modality:
                 "--backbone (see `bace list backbones`)"
             )
 
-    def encode(self, tables: Sequence[Table], cut: Cut, encoder: Any) -> tuple[Examples, list[int]]:
+    def encode(self, tables: Sequence[Table], settings: DataSettings, encoder: Any) -> tuple[Examples, list[int]]:
         """The examples of all tables as one, for this encoder, and how many each table has become."""
         raise NotImplementedError
 
@@ -294,7 +294,7 @@ def class_name(value: Any, names: list[str] | None, where: str) -> str:
         return name
     if name.isdecimal():
         return class_name(int(name), names, where)
-    raise DataError(f"{where}: label '{name}' is none of the given class names.{nearest(name, names)}")
+    raise DataError(f"{where}: label '{name}' is none of the given class names.{closest_name(name, names)}")
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from bace.data.decode import PictureOptions, check_options
 from bace.data.files import Raw, in_memory, open_source, some
 from bace.data.modalities import MODALITIES, find_modality
 from bace.data.modality import InMemory, Labels, Modality, Table
-from bace.errors import ConfigError, DataError, nearest
+from bace.errors import ConfigError, DataError, closest_name
 
 
 def read(
@@ -175,7 +175,7 @@ def _choose_columns(
     columns = ", ".join(f"{name} ({kind})" for name, kind in raw.columns.items())
     if unlabelled:
         wanted = unlabelled.label_names[0]
-        hint = nearest(wanted, raw.columns)
+        hint = closest_name(wanted, raw.columns)
         raise DataError(
             f"{raw.source} has no column '{wanted}'.{hint} Name one with benchmark.label_column. Columns: {columns}."
         )
@@ -195,5 +195,5 @@ def _given_columns(raw: Raw, input_column: str | Sequence[str] | None, label_col
         given = [name.removesuffix("?") for name in present]
     for name in [*given, *([label_column] if label_column else [])]:
         if name not in raw.columns:
-            raise DataError(f"{raw.source} has no column '{name}'.{nearest(name, raw.columns)}")
+            raise DataError(f"{raw.source} has no column '{name}'.{closest_name(name, raw.columns)}")
     return given

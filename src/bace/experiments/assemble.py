@@ -13,9 +13,9 @@ from bace.core.memory import Memory
 from bace.core.method import Method
 from bace.core.position import Position
 from bace.core.stream import Stream
-from bace.data.benchmarks import Part, find_benchmark
-from bace.data.cut import cut_of
+from bace.data.benchmarks import TaskTables, find_benchmark
 from bace.data.modalities import MODALITIES
+from bace.data.settings import data_settings
 from bace.errors import ConfigError
 from bace.experiments.stream import make_stream
 from bace.methods import find_method
@@ -31,17 +31,17 @@ from bace.randomness import generator
 
 
 def assemble(
-    config: Config, caches: PrefixCaches | None = None, visible: Callable[[list[Part]], list[Part]] = list
+    config: Config, caches: PrefixCaches | None = None, visible: Callable[[list[TaskTables]], list[TaskTables]] = list
 ) -> tuple[Method, Stream]:
     """The method and the stream of a configuration, attached to each other. `visible`: what of the benchmark's data may
     be part of the stream; by default all."""
     benchmark = find_benchmark(str(config.benchmark["name"]))
     prepare_torch(config)
     method = make_method(config, benchmark.modality)
-    cut = cut_of(config)
-    parts = visible(benchmark.parts(cut))  # before a backbone is fetched: the path may be wrong
+    settings = data_settings(config)
+    parts = visible(benchmark.parts(settings))  # before a backbone is fetched: the path may be wrong
     encoder = load_backbone(config)
-    stream = make_stream(parts, cut, encoder, config.backbone.name, config.seed)
+    stream = make_stream(parts, settings, encoder, config.backbone.name, config.seed)
     attach(method, stream, config, encoder, caches)
     return method, stream
 

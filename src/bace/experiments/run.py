@@ -20,7 +20,7 @@ from bace.config.parse import config_from, import_named_method
 from bace.config.schema import Config
 from bace.core import checkpoint, metrics
 from bace.core.method import Method
-from bace.core.resources import bytes_needed, check_room, forget_peak, peak_bytes
+from bace.core.resources import bytes_needed, check_resources, forget_peak, peak_bytes
 from bace.core.stream import Stream
 from bace.core.trainer import Results, Trainer
 from bace.errors import ConfigError, InUse, Stopped
@@ -133,11 +133,9 @@ def _run_in(
             raise Stopped(stopped.signal, folder) from None
 
 
-def _trainer(
-    config: Config, tell: Callable[[str], None], caches: PrefixCaches | None, **callbacks: Any
-) -> Trainer:
+def _trainer(config: Config, tell: Callable[[str], None], caches: PrefixCaches | None, **callbacks: Any) -> Trainer:
     method, stream = assemble(config, caches)
-    tell(check_room(method, range(len(stream))))
+    tell(check_resources(method, range(len(stream))))
     forget_peak(stream.device)
     studies: dict[str, Study] = {name: STUDIES[name] for name in config.studies}
     given = {name: callback for name, callback in callbacks.items() if callback is not None}

@@ -5,26 +5,26 @@ from dataclasses import replace
 import torch
 
 from bace.core.stream import Stream, Task
-from bace.data.benchmarks import Part, check_parts, first_of_table, hold_out
-from bace.data.cut import Cut
+from bace.data.benchmarks import TaskTables, check_parts, first_of_table, hold_out
+from bace.data.settings import DataSettings
 from bace.models.encoder import Encoder
 from bace.randomness import generator
 
 
-def make_stream(parts: list[Part], cut: Cut, encoder: Encoder, backbone: str, seed: int) -> Stream:
+def make_stream(parts: list[TaskTables], settings: DataSettings, encoder: Encoder, backbone: str, seed: int) -> Stream:
     """Number the classes in order of arrival and the examples through all tasks; check everything on the way."""
     modality = parts[0].train.modality
     parts = [
         replace(
             part,
-            train=first_of_table(part.train, cut.train_per_task),
-            test=first_of_table(part.test, cut.test_per_task),
+            train=first_of_table(part.train, settings.train_per_task),
+            test=first_of_table(part.test, settings.test_per_task),
         )
         for part in parts
     ]
     check_parts(parts)
     modality.check_encoder(encoder, backbone)
-    data, counts = modality.encode([table for part in parts for table in (part.train, part.test)], cut, encoder)
+    data, counts = modality.encode([table for part in parts for table in (part.train, part.test)], settings, encoder)
     classes = [part.classes for part in parts]
     names, ranges = modality.class_names(classes), modality.class_ranges(classes)
     number = {name: c for c, name in enumerate(names)}
@@ -34,6 +34,6 @@ def make_stream(parts: list[Part], cut: Cut, encoder: Encoder, backbone: str, se
         targets += [modality.targets(table.labels, part.classes, number) for table in (part.train, part.test)]
         # a sentence shows several classes, so sentences are held out as if they were of one
         kinds = targets[-2] if modality.one_label else torch.zeros_like(ids[2 * t])
-        train, valid = hold_out(ids[2 * t], kinds, cut.val_fraction, generator(seed, "validation", t))
+        train, valid = hold_out(ids[2 * t], kinds, settings.val_fraction, generator(seed, "validation", t))
         tasks.append(Task(t, part.name, ranges[t], train, valid, ids[2 * t + 1]))
     return Stream(data, torch.cat(targets), tasks, names)

@@ -16,10 +16,10 @@ from bace.config.parse import as_yaml, config_from, flatten, unknown_setting
 from bace.config.schema import Config
 from bace.core.method import Method
 from bace.core.metrics import summary
-from bace.core.resources import check_room
+from bace.core.resources import check_resources
 from bace.core.trainer import Trainer
-from bace.data.benchmarks import Part, first_of_table, split_off
-from bace.data.cut import cut_of
+from bace.data.benchmarks import TaskTables, first_of_table, split_off
+from bace.data.settings import data_settings
 from bace.errors import BaceError, ConfigError, Stopped
 from bace.experiments.assemble import assemble
 from bace.experiments.run import stop_signals
@@ -177,11 +177,11 @@ def trainer_of(search: Search, values: Mapping[str, Any], caches: PrefixCaches, 
     """A run with these values on the data that a search may see."""
     config = search.config({**values, "measure.fwt": False})
     method, stream = assemble(config, caches, functools.partial(visible, search, config))
-    check_room(method, range(len(stream)))
+    check_resources(method, range(len(stream)))
     return Trainer(method, stream, config, **callbacks)
 
 
-def visible(search: Search, config: Config, parts: list[Part]) -> list[Part]:
+def visible(search: Search, config: Config, parts: list[TaskTables]) -> list[TaskTables]:
     """What a search may see of a benchmark: the training examples of its first tasks, some of them as their test."""
     if not 1 <= search.first_tasks <= len(parts):
         raise ConfigError(f"--first_tasks is {search.first_tasks}: the benchmark has 1 to {len(parts)}")
@@ -189,7 +189,7 @@ def visible(search: Search, config: Config, parts: list[Part]) -> list[Part]:
         raise ConfigError(f"--held_out is {search.held_out}: it must lie between 0 and 1")
     shown = []
     for t, part in enumerate(parts[: search.first_tasks]):
-        table = first_of_table(part.train, cut_of(config).train_per_task)
+        table = first_of_table(part.train, data_settings(config).train_per_task)
         train, held = split_off(table, search.held_out, generator(config.seed, "held out by tune", t))
         shown.append(dataclasses.replace(part, train=train, test=held))
     return shown

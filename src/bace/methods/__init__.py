@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from bace.core.method import Method
-from bace.errors import ConfigError, nearest
+from bace.errors import ConfigError, closest_name
 
 METHODS: list[type[Method]]  # every method of the package; imported when it is asked for
 
@@ -53,7 +53,7 @@ def find_method(name: str) -> type[Method]:
     module, _, attribute = name.rpartition(".")
     if not module:
         titles = [method.title for method in _all()]
-        raise ConfigError(f"there is no method '{name}'.{nearest(name, [*titles, *installed])}")
+        raise ConfigError(f"there is no method '{name}'.{closest_name(name, [*titles, *installed])}")
     if module not in sys.modules:
         raise ConfigError(
             f"method '{name}' is not part of bace: using it imports the module '{module}' and so runs its code. If you "

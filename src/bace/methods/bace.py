@@ -241,7 +241,7 @@ class BaCE(HoldOut):
             terms["replay"] = F.cross_entropy(logits[labelled], replay.targets[labelled])
         distils = self.distils and not labelled.all()
         if self.teacher is not None and (self.lambda_mse or distils):
-            target = self.peek([replay], self.teacher).logits  # live, on the same view (3.3)
+            target = self.infer([replay], self.teacher).logits  # live, on the same view (3.3)
             if self.lambda_mse:
                 match = old_logit_mse(logits, target[:, : self.now.known], self.mse_reduction)
                 terms["match"] = self.lambda_mse * match
@@ -315,7 +315,7 @@ class BaCE(HoldOut):
             logits[known] = scored[order[torch.searchsorted(anchors[order], neighbours[known])]]
         if not known.all():
             parts = neighbours[~known].split(self.training_settings.eval_batch_size)
-            logits[~known] = self.peek(self.stream.rows(part, view=self.now.view()) for part in parts).logits
+            logits[~known] = self.infer(self.stream.rows(part, view=self.now.view()) for part in parts).logits
         return logits
 
     @property

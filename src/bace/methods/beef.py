@@ -252,7 +252,7 @@ class BEEF(ER):
         """The memory, and for each new class as many examples as the largest old class has in memory."""
         most = int(torch.bincount(self.memory.group).max())
         chosen = [self.memory.examples]
-        for c, members in self.stream.by_group(self.trained(task)).items():
+        for c, members in self.stream.by_group(self.training_examples(task)).items():
             shuffle = torch.randperm(len(members), generator=generator(self.now.seed, "balanced", task.index, c))
             chosen.append(members[shuffle[:most]])
         return torch.cat(chosen)

@@ -106,7 +106,7 @@ class BiC(HoldOut, ER):
             return terms
         # L = lam KD(z, z'; old, T) + (1 - lam) CE(z, y), lam = O/S; z' with the teacher's own correction
         old, lam = self.now.known, self.now.known / self.now.seen
-        teacher = self.corrected(self.peek([both], self.teacher).logits, self.now.task)
+        teacher = self.corrected(self.infer([both], self.teacher).logits, self.now.task)
         parts = self.policy.parts(len(batch), len(both)).values()
         distil = [soft_cross_entropy(logits[rows, :old], teacher[rows], self.T) for rows in parts]
         return {name: (1 - lam) * term for name, term in terms.items()} | {"distil": lam * torch.stack(distil).sum()}

@@ -81,7 +81,7 @@ class CFNER(ExtendNER):
         Computed once per task, because sentences have one view and the teacher does not change."""
         if self.teacher is None or self.table is not None or not (self.dce or self.odce):
             return
-        examples = self.trained(self.stream[self.now.task]).sort().values
+        examples = self.training_examples(self.stream[self.now.task]).sort().values
         rows, targets = self.stream.labels(examples)
         out = self.outputs(examples, self.teacher)
         entity = ~self.outside(targets)
@@ -111,7 +111,7 @@ class CFNER(ExtendNER):
             return logits, log_old
         near = self.table.of(batch.rows[at], logits.device)
         parts = near.rows.split(self.training_settings.eval_batch_size)
-        beside = self.peek(self.stream.rows(part) for part in parts).logits
+        beside = self.infer(self.stream.rows(part) for part in parts).logits
         beside[self.outside(self.stream.targets[near.rows]), self.now.known :] = -torch.inf
         logits = logits.index_put((at,), (mixture(logits[at], beside, near) + 1e-12).log())
         if log_old is not None:  # a defined O word has only the best guess: its old entity

@@ -101,7 +101,7 @@ class CLSER(ER):
 
     def target(self, replay: Batch) -> Tensor:  # (rows, classes)
         """For each row, the logits of the network that gives its true class the higher probability."""
-        plastic, stable = (self.peek([replay], average).logits for average in (self.plastic, self.stable))
+        plastic, stable = (self.infer([replay], average).logits for average in (self.plastic, self.stable))
         true = replay.targets[:, None]
         better = F.softmax(stable, 1).gather(1, true) > F.softmax(plastic, 1).gather(1, true)
         return torch.where(better, stable, plastic)

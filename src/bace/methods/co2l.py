@@ -130,7 +130,7 @@ class Co2L(ER):
         return [contrast, classify]
 
     def union(self, task: Task) -> Tensor:  # (examples,)
-        return torch.cat([self.trained(task), self.memory.examples])
+        return torch.cat([self.training_examples(task), self.memory.examples])
 
     # -- features
 
@@ -142,7 +142,7 @@ class Co2L(ER):
         terms = {"contrast": supervised_contrast(u, pair.targets, current, tau=self.tau)}
         if self.teacher is not None and self.old_projector is not None and self.lambda_ird:
             with torch.no_grad():
-                old = self.old_projector(self.peek([pair], self.teacher).features)
+                old = self.old_projector(self.infer([pair], self.teacher).features)
             kappas = {"kappa": self.kappa, "kappa_teacher": self.kappa_teacher}
             terms["relations"] = self.lambda_ird * relation_distillation(u, old, **kappas)
         return terms

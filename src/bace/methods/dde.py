@@ -159,7 +159,7 @@ class DDE(LUCIR):
             return logits
         near = self.table.of(both.rows, logits.device)
         parts = near.rows.split(self.training_settings.eval_batch_size)
-        beside = self.peek(self.stream.rows(part, view=self.now.view()) for part in parts).logits
+        beside = self.infer(self.stream.rows(part, view=self.now.view()) for part in parts).logits
         return (mixture(logits, beside, near) + 1e-12).log()
 
     # -- the momentum feature and its removal
@@ -178,7 +178,7 @@ class DDE(LUCIR):
         return self.direct_effect(Output(features, head(features)), head)
 
     def removal_loss(self, batch: Batch) -> Tensor:
-        return 5 * F.cross_entropy(self.direct_effect(self.peek([batch]), self.model.head), batch.targets)
+        return 5 * F.cross_entropy(self.direct_effect(self.infer([batch]), self.model.head), batch.targets)
 
     def direct_effect(self, out: Output, head: Head) -> Tensor:  # (rows, classes)
         """The logits minus the biases b_i = cos(h, e_i) sigma W e_i, where the rows of W and e_i have length 1."""

@@ -86,7 +86,9 @@ class DERpp(ER):
         if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
         if first is not None:
-            stored = unstack_rows(self.memory.get_buffer("logits")[self.drawn(1)].to(logits.device), first.owner)
+            stored = unstack_rows(
+                self.memory.get_buffer("logits")[self.replayed_slots(1)].to(logits.device), first.owner
+            )
             known = ~stored.isnan()  # leaves out the columns of classes that came later
             terms["match"] = self.alpha * F.mse_loss(logits[len(both) :, : stored.shape[1]][known], stored[known])
         return terms
@@ -100,7 +102,7 @@ class DERpp(ER):
         if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
         if replay is not None and self.alpha:
-            target = self.peek([replay], self.teacher).logits
+            target = self.infer([replay], self.teacher).logits
             terms["match"] = self.alpha * old_logit_mse(logits[len(batch) :], target)
         return terms
 

@@ -89,7 +89,7 @@ class EASE(Method):
 
     def after_task(self, task: Task) -> None:
         """Those of the task's classes in all spaces, and then all that no example can give."""
-        examples = self.trained(task)
+        examples = self.training_examples(task)
         targets = self.stream.labels(examples)[1]
         for j in range(task.index + 1):
             with self.adapters.of(j):

@@ -93,7 +93,7 @@ class EEIL(ER):
     def balance(self, task: Task) -> None:
         """All exemplars of the old classes, and as many herded examples of each new class as an old class has."""
         count = int(self.memory.group.bincount().max())
-        new = self.choose(self.trained(task), task, count)
+        new = self.choose(self.training_examples(task), task, count)
         self.balanced = torch.cat([self.memory.examples, *new.values()])
 
     def loss(self, batch: Batch) -> Loss:
@@ -104,7 +104,7 @@ class EEIL(ER):
         logits = self.model(batch).logits
         terms = self.cross_entropy(logits, batch.targets, new)
         if self.teacher is not None and self.kd_weight:
-            taught = self.peek([batch], self.teacher).logits
+            taught = self.infer([batch], self.teacher).logits
             sizes = [len(block) for block in self.teacher.head.blocks]
             pairs = zip(logits[:, : taught.shape[1]].split(sizes, 1), taught.split(sizes, 1), strict=True)
             kd = torch.stack([soft_cross_entropy(z, z0, self.T) for z, z0 in pairs])  # a soft-max for each block

@@ -43,7 +43,7 @@ class ER(Method):
     def stages(self, task: Task) -> list[Stage]:
         if self.policy.mode == "batch":
             return [self.stage(task)]
-        union = torch.cat([self.trained(task), self.memory.examples])
+        union = torch.cat([self.training_examples(task), self.memory.examples])
         return [self.stage(task, batch_size=self.batch_size, examples=lambda: union)]
 
     def loss(self, batch: Batch) -> Loss:

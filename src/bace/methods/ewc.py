@@ -81,7 +81,7 @@ class EWC(SEQ):
         super().after_task(task)
         if not self.lambda_ewc:
             return
-        rows, _ = self.stream.labels(self.trained(task))
+        rows, _ = self.stream.labels(self.training_examples(task))
         rows = rows[torch.randperm(len(rows), generator=self.now.rng("fisher"))[: self.fisher_samples]]
         fisher, t = fisher_diagonal(self.model, self.stream, rows, self.cross_entropy), task.index
         before: dict[str, Tensor] = {}

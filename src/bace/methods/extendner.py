@@ -76,7 +76,7 @@ class ExtendNER(ER):
     def imprint(self, task: Task) -> None:
         """As in other methods; an I- tag that the task does not show starts like its B- tag."""
         super().imprint(task)
-        shown, newest = set(self.stream.labels(self.trained(task))[1].tolist()), self.model.head.blocks[-1]
+        shown, newest = set(self.stream.labels(self.training_examples(task))[1].tolist()), self.model.head.blocks[-1]
         for row, c in enumerate(task.classes):
             if c not in shown and self.stream.names[c].startswith("I-"):
                 newest.data[row] = newest.data[row - 1]
@@ -88,7 +88,7 @@ class ExtendNER(ER):
         logits = self.model(both).logits
         if not self.now.known:  # no old entities hide among the O words
             return self.cross_entropy(logits, both.targets, len(batch))
-        log_old = F.log_softmax(self.peek([both], self.teacher).logits / self.tau, 1) if self.weight else None
+        log_old = F.log_softmax(self.infer([both], self.teacher).logits / self.tau, 1) if self.weight else None
         logits, log_old = self.joint(logits, log_old, batch)
         # CE(z, y; S) over the words E with an entity label
         terms = self.cross_entropy(logits, both.targets, len(batch))

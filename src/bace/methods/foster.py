@@ -152,11 +152,11 @@ class FOSTER(ER):
     def compress(self, batch: Batch) -> Loss:
         """L = KD with the target w' softmax(z_T / T), renormalised: softmax(z_T / T + log w')."""
         both = self.with_replay(batch)
-        target = self.peek([both], self.teacher).logits
+        target = self.infer([both], self.teacher).logits
         weights = class_weights(self.counts, self.beta2).to(target)
         return {"distil": soft_cross_entropy(self.model(both).logits, target + self.T * weights.log(), self.T)}
 
-    def herded(self, examples: Tensor) -> Tensor:
+    def herding_features(self, examples: Tensor) -> Tensor:
         return self.outputs(examples, self.teacher).features
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:

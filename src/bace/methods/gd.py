@@ -150,8 +150,8 @@ class GD(ER):
         if not self.kd_weight or self.teacher is None or self.local is None:
             return {}
         known, seen = self.now.known, self.now.seen
-        previous = F.log_softmax(self.peek([batch], self.teacher).logits / self.T, 1)
-        current = F.log_softmax(self.peek([batch], self.local).logits[:, known:] / self.T, 1)
+        previous = F.log_softmax(self.infer([batch], self.teacher).logits / self.T, 1)
+        current = F.log_softmax(self.infer([batch], self.local).logits[:, known:] / self.T, 1)
         old = distillation(logits, previous, tau=self.T, weights=old_weights)
         new = distillation(logits[:, known:], current, tau=self.T, weights=new_weights)
         return {

@@ -185,7 +185,7 @@ class HAL(ER):
         """The mean input of each class of the task. Texts are averaged token by token, up to their median length."""
         encoder = self.model.encoder
         means, masks = [], []
-        found = self.stream.by_group(self.trained(task))
+        found = self.stream.by_group(self.training_examples(task))
         for c, members in found.items():
             some = members[torch.randperm(len(members), generator=self.now.rng(f"anchor {c}"))[:AVERAGED]]
             inputs = encoder.relax(self.stream.batch(some).inputs)

@@ -73,7 +73,7 @@ class ICaRL(ER):
         """G: one-hot in the new columns, sigmoid(z') of the teacher in the old ones, for every row."""
         targets = F.one_hot(batch.targets, self.now.seen).to(logits)
         if self.teacher is not None:
-            targets[:, : self.now.known] = self.peek([batch], self.teacher).logits.sigmoid()
+            targets[:, : self.now.known] = self.infer([batch], self.teacher).logits.sigmoid()
         return targets
 
     def after_task(self, task: Task) -> None:
@@ -89,7 +89,7 @@ class ICaRL(ER):
         return imprint(features, labels, classes, features[:0])
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
-        return super().predict(batch) if scorer == "linear" else nearness(self.peek([batch]).features, self.means)
+        return super().predict(batch) if scorer == "linear" else nearness(self.infer([batch]).features, self.means)
 
     # -- forward transfer: the rows of coming classes are their means, beside the exemplar means of known classes
 

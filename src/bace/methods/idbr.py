@@ -166,7 +166,7 @@ class IDBR(Method):
 
     def held(self, task: Task) -> Tensor:  # (examples,) ids, ascending
         """The task's texts and the memory's."""
-        ids: Tensor = torch.unique(torch.cat([self.trained(task), self.memory.examples]))
+        ids: Tensor = torch.unique(torch.cat([self.training_examples(task), self.memory.examples]))
         return ids
 
     def note(self, task: Task) -> None:

@@ -99,7 +99,7 @@ class LUCIR(ER):
         features, means = out.features[held], self.count_means(both.targets, new_rows)
         if lambda_base and len(features):
             # lambda (1 - cos(h, h')), lambda = lambda_base sqrt(O / N)
-            before = self.peek([both], self.teacher).features[held]
+            before = self.infer([both], self.teacher).features[held]
             terms["feature"] = means * lambda_base * math.sqrt(old / new) * feature_cosine(features, before)
         if self.margin_weight:
             head = self.model.head

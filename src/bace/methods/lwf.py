@@ -42,6 +42,6 @@ class LwF(SEQ):
         logits = self.model(batch).logits
         terms = {"new": self.cross_entropy(logits, batch.targets)}
         if self.teacher is not None and self.lambda_kd:
-            old = self.peek([batch], self.teacher).logits  # (rows, known): the teacher has only the old classes
+            old = self.infer([batch], self.teacher).logits  # (rows, known): the teacher has only the old classes
             terms["distil"] = self.lambda_kd * soft_cross_entropy(logits[:, : self.now.known], old, self.tau)
         return terms

@@ -123,7 +123,7 @@ class MBPA(Method):
     def keys_of(self, batches: Iterable[Batch]) -> Tensor:  # (examples, width)
         """The first token of the frozen encoder, also for sentences."""
         whole = (Batch(b.inputs, b.targets, b.examples, b.examples) for b in batches)  # one row per example
-        return self.peek(whole, self.key_model).features.cpu()
+        return self.infer(whole, self.key_model).features.cpu()
 
     # -- prediction
 
@@ -146,7 +146,7 @@ class MBPA(Method):
 
     def by_heads(self, batch: Batch, sets: Tensor, asked: Sequence[Tensor]) -> Tensor:  # (rows, seen)
         """Every neighbourhood has its own head; many heads are adapted at the same time."""
-        features, head = self.peek([batch]).features, self.model.head.merged()
+        features, head = self.infer([batch]).features, self.model.head.merged()
         scores = features.new_zeros(len(batch), head.classes)
         numbers = sum(p.numel() for p in head.parameters()) + self.features.numel() * sets.shape[1] // len(self.memory)
         at_once = max(AT_ONCE // numbers, 1)

@@ -105,7 +105,7 @@ class MORE(HAT):
 
     def describe(self, task: Task) -> None:
         """Means and covariance of the task's features under its own gates."""
-        examples = self.trained(task)
+        examples = self.training_examples(task)
         with self.gates.of(task.index):
             features = self.outputs(examples).features
         means, covariance = class_gaussians(features, self.stream.labels(examples)[1], task.classes)
@@ -155,7 +155,7 @@ class MORE(HAT):
     def pool(self, task: Task) -> Tensor:  # (examples,) ids
         """Equally many examples of each class: from memory for the old classes, at random for the new ones."""
         found = [self.memory.examples[self.memory.group == c] for c in self.memory.group.unique()]
-        for c, members in self.stream.by_group(self.trained(task)).items():
+        for c, members in self.stream.by_group(self.training_examples(task)).items():
             order = torch.randperm(len(members), generator=generator(self.now.seed, "pool", task.index, c))
             found.append(members[order])
         count = min(len(members) for members in found)

@@ -116,12 +116,12 @@ class OWM(Method):
     def after_task(self, task: Task) -> None:
         super().after_task(task)
         if self.mode == "end_of_task":
-            examples = self.trained(task)
+            examples = self.training_examples(task)
             order = torch.randperm(len(examples), generator=self.now.rng("order"))
             for part in examples[order].split(self.batch_size):
                 batch = self.stream.batch(part)
                 with mean_inputs(self.layers, batch) as self.inputs:
-                    self.peek([batch])
+                    self.infer([batch])
                 self.store(progress=1.0)
 
     def store(self, progress: float) -> None:

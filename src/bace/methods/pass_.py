@@ -86,7 +86,7 @@ class PASS(Method):
         features = self.model(batch).features
         terms = {"new": self.cross_entropy(features, batch.targets)}
         if self.teacher is not None and self.lambda_kd:
-            difference = features - self.peek([batch], self.teacher).features
+            difference = features - self.infer([batch], self.teacher).features
             # |H - H'|_F over the whole batch grows with the root of its rows; at 0 the root has no gradient
             norm = (difference.square().sum() + 1e-12).sqrt() * (64 * ROTATIONS / len(batch)) ** 0.5
             terms["distil"] = self.lambda_kd * norm
@@ -118,7 +118,7 @@ class PASS(Method):
 
     def after_task(self, task: Task) -> None:
         super().after_task(task)
-        examples = self.trained(task)
+        examples = self.training_examples(task)
         features, targets = self.outputs(examples).features, self.stream.labels(examples)[1]
         of_class = [features[targets == c] for c in task.classes]
         means = torch.stack([rows.mean(0) for rows in of_class])

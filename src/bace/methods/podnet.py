@@ -90,7 +90,7 @@ class PODNet(ER):
 
     def imprint(self, task: Task) -> None:
         """New proxies are the centres of clusters of their class's unit features, at the mean norm of the old ones."""
-        head, trained = self.model.head, self.trained(task)
+        head, trained = self.model.head, self.training_examples(task)
         unit, targets = F.normalize(self.outputs(trained).features, dim=-1), self.stream.labels(trained)[1]
         old = head.weight.detach().cpu()[: -len(head.blocks[-1])]
         norm = old.norm(dim=1).mean() if len(old) else torch.tensor(1.0)
@@ -134,7 +134,7 @@ class PODNet(ER):
         terms = self.cross_entropy(out.logits, both.targets, len(batch))
         if self.teacher is None or not (self.lambda_flat or self.lambda_spatial):
             return terms
-        before = self.peek([both], self.teacher, taps=tapped)
+        before = self.infer([both], self.teacher, taps=tapped)
         grown = math.sqrt(self.now.seen / (self.now.seen - self.now.known))
         factor = self.count_means(both.targets, len(batch)) * grown
         if self.lambda_flat:
@@ -162,7 +162,7 @@ class PODNet(ER):
         return torch.cat([squares.sum(-1).flatten(1), squares.sum(-2).flatten(1)], 1)
 
     def tuning_loss(self, batch: Batch) -> Tensor:
-        return self.criterion(self.model.head(self.peek([batch]).features), batch.targets)
+        return self.criterion(self.model.head(self.infer([batch]).features), batch.targets)
 
     # -- exemplars
 

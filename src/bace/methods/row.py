@@ -82,7 +82,7 @@ class ROW(MORE):
         if not task.index:
             return stages
         within = self.head_stage(
-            "wp", task.index, self.head, lambda: self.trained(task), self.wp_epochs, self.head_batch
+            "wp", task.index, self.head, lambda: self.training_examples(task), self.wp_epochs, self.head_batch
         )
         if not self.extra:
             return [*stages, within]

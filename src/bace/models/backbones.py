@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bace.errors import ConfigError, nearest
+from bace.errors import ConfigError, closest_name
 from bace.models.weights import WEIGHTS_SUFFIXES
 
 _TEXTS = ("bert", "roberta", "distilbert")
@@ -153,7 +153,7 @@ def backbone_path(name: str) -> Path:
             f"names, as {name}.pth, or give its path."
         )
     hub = known.hub if known and known.hub else name
-    suggestion = "" if known else nearest(name, [known.name for known in KNOWN])
+    suggestion = "" if known else closest_name(name, [known.name for known in KNOWN])
     if not _HUB_ID.fullmatch(hub) or Path(hub).suffix in WEIGHTS_SUFFIXES:
         raise ConfigError(f"backbone '{name}' is no file or folder here, and no hub has such a name.{suggestion}")
     return _download(name, hub, suggestion)

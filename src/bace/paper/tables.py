@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bace.config.schema import Config
-from bace.errors import ConfigError, nearest
+from bace.errors import ConfigError, closest_name
 from bace.experiments.compare import folder_name, parse_method
 
 Buffer = int | Literal["all", "inf"]  # examples in all, as printed; "inf": joint training
@@ -457,7 +457,9 @@ def with_span(cell: Cell, span: Span) -> Cell:
 
 def find_entry(name: str) -> Entry:
     if name not in ENTRIES:
-        raise ConfigError(f"the paper has no entry '{name}'.{nearest(name, ENTRIES)} `bace paper list` shows them all.")
+        raise ConfigError(
+            f"the paper has no entry '{name}'.{closest_name(name, ENTRIES)} `bace paper list` shows them all."
+        )
     return ENTRIES[name]
 
 

@@ -2,6 +2,6 @@
 
 from bace.experiments.run_folder import Run, load_runs
 from bace.report.page import write_page
-from bace.report.runs import Row, Stat, print_table, summary
+from bace.report.runs import Row, Stat, print_table, summary_rows
 
-__all__ = ["Row", "Run", "Stat", "load_runs", "print_table", "summary", "write_page"]
+__all__ = ["Row", "Run", "Stat", "load_runs", "print_table", "summary_rows", "write_page"]

@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from bace.experiments.run_folder import Epoch, Run
-from bace.report.runs import Group, Stat, flatten, leaf, show, stat
+from bace.report.runs import Group, Stat, leaf, setting_names, show, stat
 
 Figure = dict[str, Any]
 UNDRAWN = ("legendgroup", "methods", "file")  # for the page's script, which compares them with names
@@ -456,7 +456,7 @@ def forgotten(run: Run) -> list[float]:
     """Best score of each task but the last, minus its final score (spec 5.2: the best of the rows before the last)."""
     last = run.matrix[-1]
     best = [max(row[i] for row in run.matrix[i:-1]) for i in range(len(last) - 1)]
-    if any(leaf(key) == "fgt_max" and value == "all" for key, value in flatten(run.config).items()):
+    if any(leaf(key) == "fgt_max" and value == "all" for key, value in setting_names(run.config).items()):
         best = [max(score, last[i]) for i, score in enumerate(best)]
     return [score - last[i] for i, score in enumerate(best)]
 

@@ -12,7 +12,7 @@ from bace.experiments.run_folder import Run
 from bace.files import in_turn, write_whole
 from bace.report import figures
 from bace.report.markup import NOTHING, chip, count, joined, listed, part
-from bace.report.runs import Group, groups, summary
+from bace.report.runs import Group, groups, summary_rows
 from bace.report.section import Published, Section, facts
 
 
@@ -26,7 +26,7 @@ def write_page(
     ours: (method or label of a row, metric) -> (mean, standard deviation or None).
     """
     runs, path = list(runs), Path(path)
-    made, rows = groups(runs), summary(runs)
+    made, rows = groups(runs), summary_rows(runs)
     many = len({group.label for group in made}) > figures.MOST_BANDS
     if many:
         last = {(row.benchmark, row.label): row.A_last.mean if row.A_last else 0.0 for row in rows}
@@ -51,9 +51,7 @@ def write_page(
         "picker": _picker(labels, index, ranked=len(benchmarks) == 1) if many else "",
         "body": Markup("\n").join(section.html(titled=len(benchmarks) > 1) for section in sections),
         "unfinished": _unfinished([run for run in runs if run.metrics is None]),
-        "figures": {
-            key: figures.literal(figure) for section in sections for key, figure in section.drawn.items()
-        },
+        "figures": {key: figures.literal(figure) for section in sections for key, figure in section.drawn.items()},
         "plotly": _plotly(),
     }
     return _write(path, _rendered(content))

@@ -78,7 +78,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     return sorted(made, key=lambda group: min(position[run.folder] for run in group.runs))
 
 
-def summary(runs: Iterable[Run]) -> list[Row]:
+def summary_rows(runs: Iterable[Run]) -> list[Row]:
     """One row for each benchmark, method and differing setting: mean and sample standard deviation over seeds.
 
     Unfinished runs are left out. Rows come in the order in which their first run was given.
@@ -140,13 +140,13 @@ def stat(values: Sequence[float | None]) -> Stat | None:
     return Stat(fmean(numbers), stdev(numbers) if len(numbers) > 1 else None)
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def setting_names(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings as dotted names; `init_args` only says where jsonargparse keeps a class's own settings."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = prefix if key == "init_args" else f"{prefix}.{key}" if prefix else key
         if isinstance(value, dict) and value:
-            flat.update(flatten(value, name))
+            flat.update(setting_names(value, name))
         else:
             flat[name or key] = value
     return flat
@@ -159,7 +159,7 @@ def leaf(key: str) -> str:
 
 def _differing(runs: Sequence[Run]) -> list[dict[str, str]]:
     """For each run of a method, the settings in which these runs differ, under their shortest clear names."""
-    configs = [flatten(run.config) for run in runs]
+    configs = [setting_names(run.config) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     keys = [key for key in keys if leaf(key) not in BOOKKEEPING and not leaf(key).endswith("_seed")]
     values = [{key: _value(config[key]) if key in config else "unset" for key in keys} for config in configs]

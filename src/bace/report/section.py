@@ -12,7 +12,7 @@ from bace.experiments.run_folder import Run
 from bace.report import figures, setting_figures
 from bace.report.figures import Figure
 from bace.report.markup import NOTHING, cell, chip, count, grid, heading, joined, part, scale, slug, sortable, table_row
-from bace.report.runs import Group, Row, Stat, flatten, leaf, stat
+from bace.report.runs import Group, Row, Stat, leaf, setting_names, stat
 
 Published = Mapping[tuple[str, str], tuple[float, float | None]]  # (method, metric) -> mean, deviation
 
@@ -47,7 +47,7 @@ MOST_GALLERIES = 2
 SHORT_COMMIT = 10  # letters of a commit's name that are enough to find it
 
 
-class Part(NamedTuple):
+class Subsection(NamedTuple):
     """A heading, a line that helps to read what is below, and that."""
 
     heading: str
@@ -138,9 +138,9 @@ class Section:
         """A plot of one method."""
         number = self.index[group.label]  # slugs may coincide
         drawing = self.plot(f"{kind}-{slug(group.label)}-{number}", figure, shape)
-        return Markup(
-            '<figure data-method="{}"><figcaption>{}<small>{}</small></figcaption>{}</figure>'
-        ).format(group.label, chip(group.label, self.index), note, drawing)
+        return Markup('<figure data-method="{}"><figcaption>{}<small>{}</small></figcaption>{}</figure>').format(
+            group.label, chip(group.label, self.index), note, drawing
+        )
 
     def each(self, kind: str, make: Callable[[Group], Figure | None]) -> Markup:
         """The methods that have this figure, side by side; empty if none has."""
@@ -152,23 +152,23 @@ class Section:
 
     # -- parts
 
-    def summary(self) -> Part:
-        return Part("Summary", "", _table(self.rows, self.index, self.published))
+    def summary(self) -> Subsection:
+        return Subsection("Summary", "", _table(self.rows, self.index, self.published))
 
-    def entity_scores(self) -> Part | None:
+    def entity_scores(self) -> Subsection | None:
         aid = "After the last task, averaged over the tasks (%). An entity is right if its words and its type are."
         content = _entity_table(self.made, self.index)
-        return Part("Entity scores", aid, content) if content else None
+        return Subsection("Entity scores", aid, content) if content else None
 
-    def against_published(self) -> Part | None:
+    def against_published(self) -> Subsection | None:
         pairs = _against(self.rows, self.published, "A_last")
         if not pairs:
             return None
         aid = "A filled circle is our A_last, an open one the published number of the same method."
         figure = figures.against(pairs, self.index, "A_last (%)")
-        return Part("Ours and published", aid, self.tall("published", figure, (label for label, _, _ in pairs)))
+        return Subsection("Ours and published", aid, self.tall("published", figure, (label for label, _, _ in pairs)))
 
-    def curves(self) -> Part:
+    def curves(self) -> Subsection:
         with_band = "" if self.many else self.spread
         aid = (
             f"Each line is the average {self.measure} over the tasks seen so far{with_band}: "
@@ -178,44 +178,48 @@ class Section:
         if self.many:
             table = figures.by_task(self.made, lambda run: run.metrics.A if run.metrics else (), "%", "tasks learned")
             content += scale() + self.tall("curves-table", table, table["data"][0]["y"])
-        return Part(f"{self.measure[0].upper()}{self.measure[1:]} over tasks", aid, content)
+        return Subsection(f"{self.measure[0].upper()}{self.measure[1:]} over tasks", aid, content)
 
-    def task_by_task(self) -> Part:
+    def task_by_task(self) -> Subsection:
         aid = (
             f"Row t is the model after task t, column i its {self.measure} on task i (%{self.mean}): "
             "a column that fades downwards is a task being forgotten; the diagonal is each task right after it was "
             "learned, and its mean from the second task on is A_new."
         )
         maps = [self.small("matrix", group, figures.matrix(group, self.measure)) for group in self.made]
-        return Part("Task by task", aid, scale() + grid(maps, large=self.tasks > figures.MOST_SMALL))
+        return Subsection("Task by task", aid, scale() + grid(maps, large=self.tasks > figures.MOST_SMALL))
 
-    def forgetting(self) -> Part:
+    def forgetting(self) -> Subsection:
         if self.tasks == 1:
-            return Part("Forgetting", "With a single task there is nothing to forget yet.", NOTHING)
+            return Subsection("Forgetting", "With a single task there is nothing to forget yet.", NOTHING)
         over = self.mean if self.many else self.spread
         aid = f"Points lost from a task's best {self.measure} to its last{over}; below zero, the task improved."
         figure = figures.forgetting(self.made, self.index)
         if self.many:
-            return Part("Forgetting", aid, scale("points") + self.tall("forgetting", figure, figure["data"][0]["y"]))
-        return Part("Forgetting", aid, self.plot("forgetting", figure))
+            return Subsection(
+                "Forgetting", aid, scale("points") + self.tall("forgetting", figure, figure["data"][0]["y"])
+            )
+        return Subsection("Forgetting", aid, self.plot("forgetting", figure))
 
-    def probing(self) -> Part | None:
+    def probing(self) -> Subsection | None:
         aid = (
             "What the model's own head gets right (observed) against fresh classifiers, trained on all data of the "
             f"tasks so far over its frozen features{self.spread}: the gap is knowledge that the head does not reach."
         )
         content = self.each("probing", figures.probing)
-        return Part("Probing", aid, content) if content else None
+        return Subsection("Probing", aid, content) if content else None
 
-    def distances(self) -> Part | None:
+    def distances(self) -> Subsection | None:
         aid = (
             "Distance between the mean feature of a class and its row in the head. First by task, each line from the "
             "task's own time on; then over new, old and all classes."
         )
         by_task, by_age = self.each("distance", figures.distances), self.each("new-old", figures.new_and_old)
-        return Part("Distances", aid, _distance_table(self.made, self.index) + by_task + by_age) if by_task else None
+        return (
+            Subsection("Distances", aid, _distance_table(self.made, self.index) + by_task + by_age) if by_task else None
+        )
 
-    def confusion(self) -> Part | None:
+    def confusion(self) -> Subsection | None:
         found = [(group, *drawn) for group in self.made if (drawn := figures.confusion(group)) is not None]
         if not found:
             return None
@@ -228,9 +232,9 @@ class Section:
             for group, figure, used in found
         ]
         classes = max(len(figure["data"][0]["z"]) for _, figure, _ in found)
-        return Part("Confusion", aid, scale() + grid(maps, large=classes > figures.MOST_SMALL))
+        return Subsection("Confusion", aid, scale() + grid(maps, large=classes > figures.MOST_SMALL))
 
-    def neighbours(self) -> Part | None:
+    def neighbours(self) -> Subsection | None:
         galleries = [gallery for group in self.made if (gallery := _gallery(group, self.index))]
         if not galleries:
             return None
@@ -238,14 +242,14 @@ class Section:
         key = Markup(
             '<p class="note"><span class="same">✓ of the same class</span> <span class="other">✗ of another</span></p>'
         )
-        return Part("Neighbours", aid, key + grid(galleries, large=True, most=MOST_GALLERIES, kind="galleries"))
+        return Subsection("Neighbours", aid, key + grid(galleries, large=True, most=MOST_GALLERIES, kind="galleries"))
 
-    def bias(self) -> Part | None:
+    def bias(self) -> Subsection | None:
         aid = "What it learned: the logits of new classes become A times the logit plus B."
         content = self.each("bias", figures.bias)
-        return Part("Bias correction", aid, content) if content else None
+        return Subsection("Bias correction", aid, content) if content else None
 
-    def settings_compared(self) -> Part | None:
+    def settings_compared(self) -> Subsection | None:
         compared = setting_figures.compared(self.made)
         if not compared:
             return None
@@ -255,16 +259,16 @@ class Section:
             form.format(caption, self.plot(f"compared-{slug(caption)}", figure, "landscape"))
             for caption, figure in compared.items()
         ]
-        return Part("Settings compared", aid, grid(shown, large=True))
+        return Subsection("Settings compared", aid, grid(shown, large=True))
 
-    def loss(self) -> Part | None:
+    def loss(self) -> Subsection | None:
         figure = figures.losses(self.made, self.index)
         if figure is None:
             return None
         aid = "Mean loss of each epoch; methods minimise different sums, so compare shapes rather than heights."
-        return Part("Training loss", aid + self.point, self.plot("loss", figure))
+        return Subsection("Training loss", aid + self.point, self.plot("loss", figure))
 
-    def cost(self) -> Part | None:
+    def cost(self) -> Subsection | None:
         costs = []
         form = Markup("<figure><figcaption>{} <small>{}</small></figcaption>{}</figure>")
         for measured, name, unit, meaning in COSTS:
@@ -277,12 +281,12 @@ class Section:
         aid = (
             f"Of one run{self.spread}. Seconds are comparable only if all ran on the same machine, and nothing beside."
         )
-        return Part("Cost", aid, grid(costs, large=len(costs) > 1, most=2 * len(COSTS), kind="costs"))
+        return Subsection("Cost", aid, grid(costs, large=len(costs) > 1, most=2 * len(COSTS), kind="costs"))
 
-    def settings(self) -> Part:
+    def settings(self) -> Subsection:
         aid = "What each method ran with: seeds, commit, versions and the complete configuration."
         configurations = joined(_settings(group, self.index) for group in self.made)
-        return Part("Settings", aid, _skipped(self.made) + configurations)
+        return Subsection("Settings", aid, _skipped(self.made) + configurations)
 
 
 def facts(made: Sequence[Group]) -> Markup:
@@ -310,7 +314,9 @@ def facts(made: Sequence[Group]) -> Markup:
 def _memory(config: dict[str, Any]) -> list[str]:
     """The memory budget, wherever the configuration keeps it."""
     found = [
-        value for key, value in flatten(config).items() if leaf(key) == "memory" or f".{key}".endswith(".memory.size")
+        value
+        for key, value in setting_names(config).items()
+        if leaf(key) == "memory" or f".{key}".endswith(".memory.size")
     ]
     return [str(value) for value in found if value is not None]
 
@@ -404,9 +410,7 @@ def _distance_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
     if not rows:
         return NOTHING
     head = heading("method", "", "") + joined(heading(name, "", "ascending") for name in rows[0][1])
-    body = joined(
-        table_row(label, index, (cell(away, decimals=3) for away in found.values())) for label, found in rows
-    )
+    body = joined(table_row(label, index, (cell(away, decimals=3) for away in found.values())) for label, found in rows)
     note = "last: after the last task; average: over the tasks from the second on; old - new: after the last task."
     return sortable("Distances", head, body) + Markup('<p class="note">{}</p>').format(note)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from bace.experiments.run_folder import Run
 from bace.report.figures import DASHES, EXTRA, LEGEND, PALETTE, SYMBOLS, Figure, colour, error_bars, studies, text
-from bace.report.runs import Group, Stat, flatten, show, stat
+from bace.report.runs import Group, Stat, setting_names, show, stat
 
 Span = Literal["last", "average"]  # after the last task, or the mean over the tasks from the second on
 
@@ -175,7 +175,7 @@ def _scores(span: Span) -> dict[str, Callable[[Run], float | None]]:
 
 
 def _memory(group: Group) -> int:
-    return int(flatten(group.runs[0].config).get("memory.size") or 0)
+    return int(setting_names(group.runs[0].config).get("memory.size") or 0)
 
 
 def _against_memory(

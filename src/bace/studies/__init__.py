@@ -1,6 +1,6 @@
 """Studies measure what the paper reports beside accuracy. They do not influence a run: docs/studies.md."""
 
-from bace.core.study import Seen, Skipped, Study
+from bace.core.study import Observation, Skipped, Study
 from bace.studies import bias, gallery, probing, tracking
 
 STUDIES: dict[str, Study] = {  # the names are those of config.StudyName
@@ -10,4 +10,4 @@ STUDIES: dict[str, Study] = {  # the names are those of config.StudyName
     "bias": bias.STUDY,
 }
 
-__all__ = ["STUDIES", "Seen", "Skipped", "Study"]
+__all__ = ["STUDIES", "Observation", "Skipped", "Study"]

@@ -2,10 +2,10 @@
 
 from bace.config.schema import Config
 from bace.core.stream import Stream
-from bace.core.study import Record, Seen, Skipped, Study, columns
+from bace.core.study import Observation, Record, Skipped, Study, columns
 
 
-def after_task(seen: Seen) -> Record:
+def after_task(seen: Observation) -> Record:
     learned = seen.method.report()
     if not {"A", "B"} <= learned.keys():
         raise Skipped(f"{seen.method.title} learns no bias correction (with these settings)")

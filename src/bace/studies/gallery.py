@@ -13,7 +13,7 @@ from torch import Tensor
 from bace.config.schema import Config
 from bace.core.method import Method
 from bace.core.stream import Stream, Task
-from bace.core.study import Record, Seen, Study
+from bace.core.study import Observation, Record, Study
 from bace.methods.parts.neighbours import NeighbourTable
 from bace.models.backbones import backbone_path
 from bace.randomness import generator
@@ -41,7 +41,7 @@ def before_epoch(method: Method, task: Task) -> Record | None:
     return record("epoch table", table.anchors[chosen], table.neighbours[chosen], table.distances[chosen])
 
 
-def after_task(seen: Seen) -> Record:
+def after_task(seen: Observation) -> Record:
     if "gallery" in seen.noted:
         return seen.noted["gallery"]
     method, stream, task = seen.method, seen.stream, seen.task

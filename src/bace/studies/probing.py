@@ -12,14 +12,14 @@ from bace.config.schema import Config
 from bace.core import metrics
 from bace.core.evaluation import score
 from bace.core.stream import Stream
-from bace.core.study import Record, Seen, Study, columns
+from bace.core.study import Observation, Record, Study, columns
 from bace.models.heads import CosineHead, Head, LinearHead
 from bace.randomness import generator
 
 PROBES: dict[str, type[Head]] = {"cosine": CosineHead, "linear": LinearHead}  # the first is the main number
 
 
-def after_task(seen: Seen) -> Record:
+def after_task(seen: Observation) -> Record:
     seen.check_one_encoder()
     method, stream, tasks = seen.method, seen.stream, seen.tasks
     with seen.licence("probing", *(task.test for task in tasks)):

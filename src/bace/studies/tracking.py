@@ -6,10 +6,10 @@ from torch import Tensor
 
 from bace.config.schema import Config
 from bace.core.stream import Stream
-from bace.core.study import Record, Seen, Skipped, Study, columns
+from bace.core.study import Observation, Record, Skipped, Study, columns
 
 
-def after_task(seen: Seen) -> Record:
+def after_task(seen: Observation) -> Record:
     rows = class_rows(seen)
     with seen.licence("tracking"):
         features, targets = seen.training
@@ -31,7 +31,7 @@ def after_task(seen: Seen) -> Record:
     }
 
 
-def class_rows(seen: Seen) -> Tensor:  # (classes, width)
+def class_rows(seen: Observation) -> Tensor:  # (classes, width)
     """The classifier's row of each class seen so far."""
     seen.check_one_encoder()
     rows, classes = seen.method.model.head.weight.detach().cpu(), seen.task.classes.stop

@@ -4,7 +4,7 @@ from bace.data.modalities.image import IMAGE
 from bace.data.modalities.text import TEXT
 from bace.data.modalities.token import TOKEN
 from bace.data.modality import Modality
-from bace.errors import ConfigError, nearest
+from bace.errors import ConfigError, closest_name
 
 MODALITIES: dict[str, Modality] = {  # in the order in which they are tried where the user does not name one
     modality.name: modality for modality in (IMAGE, TOKEN, TEXT)
@@ -13,5 +13,5 @@ MODALITIES: dict[str, Modality] = {  # in the order in which they are tried wher
 
 def find_modality(name: str) -> Modality:
     if name not in MODALITIES:
-        raise ConfigError(f"modality '{name}' is unknown.{nearest(name, MODALITIES)}")
+        raise ConfigError(f"modality '{name}' is unknown.{closest_name(name, MODALITIES)}")
     return MODALITIES[name]

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from bace.data import decode
 from bace.data.batch import MIRRORED, View
-from bace.data.cut import Cut
 from bace.data.decode import PictureOptions, Pictures, Size
 from bace.data.files import Raw, in_memory
 from bace.data.modality import Examples, Inputs, Modality, Table
+from bace.data.settings import DataSettings
 from bace.errors import ConfigError, DataError
 from bace.randomness import uniform
 
@@ -61,16 +61,16 @@ class Image(Modality):
                 f"backbone '{backbone}' takes pictures of {encoder.channels} channels: choose one that takes 3 (colour)"
             )
 
-    def encode(self, tables: Sequence[Table], cut: Cut, encoder: Any) -> tuple[Examples, list[int]]:
-        pixels = all_pixels([table.inputs for table in tables if len(table)], cut.image_size)
+    def encode(self, tables: Sequence[Table], settings: DataSettings, encoder: Any) -> tuple[Examples, list[int]]:
+        pixels = all_pixels([table.inputs for table in tables if len(table)], settings.image_size)
         stored = min(pixels.shape[-2:])
         images = Images(
             pixels,
             size=encoder.image_size,
             mean=encoder.mean,
             std=encoder.std,
-            augment=cut.augment,
-            flip=cut.flip and flips(tables),
+            augment=settings.augment,
+            flip=settings.flip and flips(tables),
             padding=min(4, -(-stored // 8)),  # 4 for pictures of 28 and 32, less for smaller ones
             window=round(0.875 * stored) if stored >= 128 else None,  # 224 of 256
         )

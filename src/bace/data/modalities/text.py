@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from bace.data.batch import NO_IDS, View
-from bace.data.cut import Cut
 from bace.data.decode import PictureOptions
 from bace.data.files import Raw
 from bace.data.modality import Examples, Inputs, Modality, Table, valid
+from bace.data.settings import DataSettings
 from bace.errors import ConfigError, DataError
 
 LETTERS = 300  # of a text that is shown, at most
@@ -31,9 +31,9 @@ class Text(Modality):
     def recognises(self, examples: Any) -> bool:
         return isinstance(examples, list) and isinstance(examples[0], str)
 
-    def encode(self, tables: Sequence[Table], cut: Cut, encoder: Any) -> tuple[Examples, list[int]]:
+    def encode(self, tables: Sequence[Table], settings: DataSettings, encoder: Any) -> tuple[Examples, list[int]]:
         texts = [text for table in tables for text in cast("list[str]", table.inputs)]
-        return tokenize_texts(texts, tokenizer_of(encoder), cut.max_length), [len(table) for table in tables]
+        return tokenize_texts(texts, tokenizer_of(encoder), settings.max_length), [len(table) for table in tables]
 
     def restore(self, kept: dict[str, Tensor]) -> Examples:
         return Texts(kept.get("ids", NO_IDS), kept.get("start", NO_TEXTS))

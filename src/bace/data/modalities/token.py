@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bace.data.batch import NO_IDS
-from bace.data.cut import Cut
 from bace.data.decode import PictureOptions
 from bace.data.files import TAG, Raw, not_iob
 from bace.data.modalities.text import NO_TEXTS, Text, Texts, flat, join, load_tokenizer, tokenizer_of
@@ -28,6 +27,7 @@ from bace.data.modality import (
     valid,
 )
 from bace.data.scores import entities, entity_scores
+from bace.data.settings import DataSettings
 from bace.errors import ConfigError, DataError
 
 
@@ -104,9 +104,9 @@ class Token(Text):
 
     # -- encode
 
-    def encode(self, tables: Sequence[Table], cut: Cut, encoder: Any) -> tuple[Examples, list[int]]:
+    def encode(self, tables: Sequence[Table], settings: DataSettings, encoder: Any) -> tuple[Examples, list[int]]:
         sentences = [words for table in tables for words in cast("list[list[str]]", table.inputs)]
-        examples, windows = tokenize_sentences(sentences, tokenizer_of(encoder), cut.max_length)
+        examples, windows = tokenize_sentences(sentences, tokenizer_of(encoder), settings.max_length)
         counts, first = [], 0
         for table in tables:
             counts.append(sum(len(window) for window in windows[first : first + len(table)]))

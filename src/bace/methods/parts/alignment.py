@@ -61,7 +61,7 @@ class Alignment(Method):
         return self.stage(task, name="statistics", loss=self.describe, epochs=1, optimise=False, augment=False)
 
     def describe(self, batch: Batch) -> None:
-        self.statistics.observe(self.peek([batch]).features.double(), batch.targets)
+        self.statistics.observe(self.infer([batch]).features.double(), batch.targets)
 
     # -- the alignment
 
@@ -90,7 +90,7 @@ class Alignment(Method):
 
     def places(self, task: Task) -> Tensor:  # (samples of all classes,) ids
         """One for each feature that an epoch draws: batches are made of those, and the ids only count them."""
-        trained = self.trained(task)
+        trained = self.training_examples(task)
         return trained[torch.arange(self.samples * len(self.statistics.observed)) % len(trained)]
 
     def copy_head(self) -> None:

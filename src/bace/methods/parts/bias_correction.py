@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.errors import ConfigError, DataError, TrainingError, nearest
+from bace.errors import ConfigError, DataError, TrainingError, closest_name
 
 
 def fit_bias(
@@ -55,7 +55,7 @@ def fit_bias(
         ),
     }
     if solver not in optimisers:
-        raise ConfigError(f"'{solver}' is not a solver for the bias correction.{nearest(solver, optimisers)}")
+        raise ConfigError(f"'{solver}' is not a solver for the bias correction.{closest_name(solver, optimisers)}")
     optimiser = optimisers[solver]()
 
     def loss() -> float:

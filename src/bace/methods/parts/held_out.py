@@ -37,14 +37,14 @@ class HoldOut(Method):
             return super().remember(task)
         quota = self.quota(task)
         spare = self.spare(quota)
-        chosen = self.choose(self.trained(task), task, max(quota - spare, 1))
+        chosen = self.choose(self.training_examples(task), task, max(quota - spare, 1))
         self.memory.fill(chosen, task.index, quota - spare, generator(self.now.seed, "missing", task.index))
         # `held` has no size of its own; if nothing is held out, it becomes empty
         self.held.fill(self.choose_held(task), task.index, spare, generator(self.now.seed, "missing", task.index))
 
-    def trained(self, task: Task) -> Tensor:  # (examples,)
+    def training_examples(self, task: Task) -> Tensor:  # (examples,)
         if not self.holds_out:
-            return super().trained(task)
+            return super().training_examples(task)
         return task.train[~torch.isin(task.train, torch.cat([NO_IDS, *self.choose_held(task).values()]))]
 
     def choose_held(self, task: Task) -> dict[int, Tensor]:

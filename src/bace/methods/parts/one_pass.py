@@ -30,7 +30,7 @@ class OnePass(Method):
 
     def features(self, batch: Batch) -> Tensor:  # (rows, width)
         """In double precision: statistics are inverted."""
-        return self.peek([batch]).features.double()
+        return self.infer([batch]).features.double()
 
     def observe(
         self,

@@ -6,7 +6,7 @@ from bace.config.schema import Config
 
 
 @dataclass
-class Cut:
+class DataSettings:
     """How a benchmark's data are read and cut into tasks; settings of every benchmark.
 
     Args:
@@ -48,5 +48,5 @@ class Cut:
     label_column: str | None = None
 
 
-def cut_of(config: Config) -> Cut:
-    return Cut(**{k: v for k, v in config.benchmark.items() if k != "name"})  # type: ignore[arg-type]
+def data_settings(config: Config) -> DataSettings:
+    return DataSettings(**{k: v for k, v in config.benchmark.items() if k != "name"})  # type: ignore[arg-type]
