@@ -30,6 +30,7 @@ bench: .venv/.test
 	$(BIN)/python benchmarks/bace_cost.py
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/text.py
+	$(BIN)/python benchmarks/many_runs.py
 clean:
 	rm -rf .venv build dist demo
 

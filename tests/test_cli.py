@@ -91,7 +91,8 @@ def test_a_shell_completes_commands_and_settings(shell: str, capsys: pytest.Capt
 
 OPTIONS = {
     "demo": ["--out"],
-    "compare": ["--method", "--seeds", "--seed", "--out", "--config"],
+    "compare": ["--method", "--seeds", "--seed", "--out", "--config", "--workers", "--on"],
+    "tune": ["--search", "--trials", "--first_tasks", "--held_out", "--out", "--config"],
     "report": ["--out"],
     "list": ["--json"],
     "check data": ["--path", "--json"],

@@ -1,6 +1,8 @@
 """Errors for the user: each names the thing, the value, and what to do about it."""
 
 import difflib
+import tempfile
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +13,10 @@ class BaceError(Exception):
 
 class ConfigError(BaceError):
     """A setting, name or flag that cannot be used."""
+
+
+class InUse(ConfigError):
+    """A run folder that another process works in."""
 
 
 class DataError(BaceError):
@@ -33,7 +39,8 @@ class Stopped(BaceError):
     """A signal has asked the run to stop; its state is saved."""
 
     def __init__(self, signal: int, folder: Path | None = None) -> None:
-        super().__init__(f"stopped by signal {signal} after a checkpoint: continue with `bace run --resume {folder}`")
+        how = f"continue with `bace run --resume {folder}`" if folder else "the same command continues"
+        super().__init__(f"stopped by signal {signal} after a checkpoint: {how}")
         self.signal = signal
 
 
@@ -49,3 +56,17 @@ def closest_name(name: str, valid: Iterable[str]) -> str:
     if close:
         return f" Did you mean '{next(n for n in names if n.lower() == close[0])}'?"
     return f" Valid: {', '.join(sorted(names))}." if names else ""
+
+
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def kept_traceback() -> str:
+    """Where the traceback of the error being handled was written to."""
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="bace-", suffix=".txt", delete=False) as file:
+            traceback.print_exc(file=file)
+    except OSError as error:
+        return f"This is a fault of bace; its traceback could not be written ({error.strerror})"
+    return f"This is a fault of bace: please report it with {file.name}"

@@ -1,6 +1,7 @@
 """Files are written whole or not at all, never through a symbolic link; what we did not write is never deleted. JSON
 that anyone may have written is read with limits, and a path in it leads to nowhere but its folder."""
 
+import fcntl
 import json
 import os
 import sys
@@ -101,6 +102,18 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file whole, or not at all."""
     with in_place(path) as beside, open_own(beside, "w") as file:
         file.write(text)
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in here with the same folder: for files that several may write at a time. The lock
+    is the kernel's, on the folder itself."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def open_own(path: Path, mode: str) -> IO[str]:

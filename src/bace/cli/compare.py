@@ -3,12 +3,16 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from bace.cli.console import check_seeds
+from bace.cli.console import check_seeds, name_failures
 from bace.cli.report import show_report
 from bace.config.parser import Parser
 from bace.errors import ConfigError
+
+if TYPE_CHECKING:  # imports torch
+    from bace.config.schema import Config
+    from bace.experiments.cells import Cell
 
 
 def command(
@@ -18,6 +22,8 @@ def command(
     out: Path = Path("comparison"),
     config: Path | None = None,
     trust: bool = False,
+    workers: int | None = None,
+    on: Literal["ray", "slurm"] | None = None,
     **settings: Any,
 ) -> None:
     """Run several methods with several seeds: one table and page.
@@ -34,11 +40,13 @@ def command(
         out: the folder that keeps the runs.
         config: a YAML file of settings; those of the command line win.
         trust: a method of your own that the file names may be imported, which runs its code.
+        workers: how many runs at a time, each in a process with its share of the CPU's threads; default: one here, and
+            as many as there is room for on a cluster (docs/scale.md).
+        on: the cluster that runs them: `ray` or `slurm`; default: this machine.
     """
     from bace.cli.settings import from_file, import_typed
-    from bace.config.parse import DEFAULT_NAMES, config_from, flatten, method_label
-    from bace.experiments.compare import folder_name, run_or_continue
-    from bace.models.frozen_prefix import PrefixCaches
+    from bace.config.parse import DEFAULT_NAMES, config_from, flatten
+    from bace.experiments.schedule import run_cells
 
     check_seeds(seeds)
     file = from_file(config, trust=trust)
@@ -59,11 +67,21 @@ def command(
         for name, changes in asked
     ]
     print(f"{len(asked)} methods x {seeds} seeds on {benchmark}: {out}", file=sys.stderr)
-    folders, caches = [], PrefixCaches()
-    for chosen in configs:
-        label = method_label(chosen.method)
-        folders.append(run_or_continue(out / f"{folder_name(label)}-seed{chosen.seed}", label, chosen, caches))
-    show_report(folders, out / "report.html", ranked=method == ["all"])
+    cells = [cell_of(chosen, out) for chosen in configs]
+    failed = run_cells(cells, workers=workers, on=on)
+    if made := [cell.folder for cell in cells if cell.name not in failed]:
+        show_report(made, out / "report.html", ranked=method == ["all"])
+    name_failures(failed, len(cells))
+
+
+def cell_of(config: "Config", out: Path) -> "Cell":
+    """The run of a configuration in the folder of its comparison."""
+    from bace.config.parse import method_label
+    from bace.experiments.cells import Cell
+    from bace.experiments.compare import folder_name
+
+    label = method_label(config.method)
+    return Cell(f"{label}, seed {config.seed}", out / f"{folder_name(label)}-seed{config.seed}", config)
 
 
 def prepare(parser: Parser, words: Sequence[str]) -> None:

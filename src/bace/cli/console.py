@@ -2,8 +2,6 @@
 
 import json
 import sys
-import tempfile
-import traceback
 
 from bace.errors import ConfigError, printable
 
@@ -13,18 +11,14 @@ def check_seeds(seeds: int) -> None:
         raise ConfigError(f"--seeds is '{seeds}': it must be at least 1")
 
 
-def one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
-def kept_traceback() -> str:
-    """Where the traceback of the error being handled was written to."""
-    try:
-        with tempfile.NamedTemporaryFile("w", prefix="bace-", suffix=".txt", delete=False) as file:
-            traceback.print_exc(file=file)
-    except OSError as error:
-        return f"This is a fault of bace; its traceback could not be written ({error.strerror})"
-    return f"This is a fault of bace: please report it with {file.name}"
+def name_failures(failed: dict[str, str], total: int) -> None:
+    """Refuse to call a comparison done of which some runs failed (name: reason); runs with one reason share a line."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in failed.items():
+        by_reason.setdefault(reason, []).append(name)
+    if failed:
+        lines = "".join(f"\n  {'; '.join(names)}: {reason}" for reason, names in by_reason.items())
+        raise ConfigError(f"{len(failed)} of {total} runs could not be made:{lines}")
 
 
 def print_rows(header: list[str], rows: list[list[str]]) -> None:

@@ -9,11 +9,10 @@ from importlib.metadata import version
 
 from jsonargparse import set_parsing_settings
 
-from bace.cli.console import kept_traceback, one_line
 from bace.config.parser import Parser
-from bace.errors import BaceError, Stopped, printable
+from bace.errors import BaceError, Stopped, kept_traceback, one_line, printable
 
-NAMES = ("demo", "run", "compare", "report", "paper", "list", "check", "predict")
+NAMES = ("demo", "run", "compare", "tune", "report", "paper", "list", "check", "predict")
 ABOUT = "Class-incremental learning with pre-trained transformers."
 MORE = "`bace run --method NAME --help` explains all settings, with the defaults of that method."
 
@@ -45,7 +44,8 @@ def answer(words: list[str]) -> int:
         print(f"bace: unexpected error: {printable(one_line(error))}. {kept_traceback()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("bace: stopped; a run with --out is continued with --resume", file=sys.stderr)
+        how = "a run with --out is continued with --resume, a comparison or search by the same command"
+        print(f"bace: stopped; {how}", file=sys.stderr)
         return 130
     return 0
 

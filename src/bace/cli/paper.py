@@ -1,12 +1,15 @@
 """Run and show the paper's tables, figures and claims, with your numbers beside the printed ones."""
 
 import os
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from bace.cli.console import check_seeds, print_rows
+from bace.cli.console import check_seeds, name_failures, print_rows
 from bace.errors import BaceError, ConfigError
 from bace.paper.tables import ENTRIES, Cell, Entry, Scale, find_entry
+
+if TYPE_CHECKING:  # imports torch
+    from bace.experiments.cells import Cell as Run
 
 
 def list_entries() -> None:
@@ -36,6 +39,8 @@ def run_entry(
     out: Path = Path("paper"),
     print_config: bool = False,
     dry_run: bool = False,
+    workers: int | None = None,
+    on: Literal["ray", "slurm"] | None = None,
 ) -> None:
     """Run a table or figure; continue where it stopped and skip what is finished.
 
@@ -46,10 +51,12 @@ def run_entry(
         out: the folder that keeps the runs.
         print_config: print the settings of the runs and run nothing.
         dry_run: print what it would take and run nothing.
+        workers: how many runs at a time, each in a process with its share of the CPU's threads; default: one here, and
+            as many as there is room for on a cluster (docs/scale.md).
+        on: the cluster that runs them: `ray` or `slurm`; default: this machine.
     """
-    from bace.experiments.compare import run_or_continue
     from bace.experiments.run_folder import is_finished, load_runs
-    from bace.models.frozen_prefix import PrefixCaches
+    from bace.experiments.schedule import run_cells
     from bace.paper.results import for_page
     from bace.report import write_page
 
@@ -65,18 +72,8 @@ def run_entry(
         if absent := missing_sets(entry, scale):
             print(f"not here: {', '.join(absent)} (bace check data says how to get them)")
         return
-    caches = PrefixCaches()
-    refused: dict[str, str] = {}  # by reason: the first cell that cannot be run for it
-    for number, (seed, cell) in enumerate(((seed, cell) for seed in range(seeds) for cell in cells), 1):
-        folder = cell.folder(out, scale, seed)
-        state = "finished before" if is_finished(folder) else "running"
-        print(f"[{number}/{len(cells) * seeds}] {cell}, seed {seed}: {state}", file=sys.stderr, flush=True)
-        try:
-            run_or_continue(folder, cell.method, cell.config(scale, seed), caches)
-        except BaceError as error:  # the rest of the table does not wait for it
-            again = str(error) in refused
-            print(f"  not run: {'as before' if again else error}", file=sys.stderr, flush=True)
-            refused.setdefault(str(error), str(cell))
+    planned, refused = plan(cells, scale, seeds, out)
+    failed = refused | run_cells(planned, workers=workers, on=on)
     show_tables(entry, scale, out)
     folders = {cell.folder(out, scale, seed): cell for cell in cells for seed in range(seeds)}
     if made := {folder: cell for folder, cell in folders.items() if is_finished(folder)}:
@@ -84,10 +81,22 @@ def run_entry(
         runs = load_runs(made)
         page = write_page(runs, out / scale / f"{entry.id}.html", title, published=for_page(entry, runs, made))
         print(f"page: {page}")
-    if refused:
-        raise ConfigError(
-            f"some runs of {entry.id} could not be made: see above, first at {next(iter(refused.values()))}"
-        )
+    name_failures(failed, len(cells) * seeds)
+
+
+def plan(cells: list[Cell], scale: Scale, seeds: int, out: Path) -> tuple[list["Run"], dict[str, str]]:
+    """The runs of these cells, and why some cannot be made: the rest of the table does not wait for them."""
+    from bace.experiments.cells import Cell as Run
+
+    planned, refused = [], {}
+    for seed in range(seeds):
+        for cell in cells:
+            name = f"{cell}, seed {seed}"
+            try:
+                planned.append(Run(name, cell.folder(out, scale, seed), cell.config(scale, seed)))
+            except BaceError as error:
+                refused[name] = str(error)
+    return planned, refused
 
 
 def show_entry(

@@ -14,6 +14,10 @@ class Training:
     Args:
         epochs: passes over a task's training examples.
         batch_size: examples per step. Methods that replay give `replay_ratio` of it to the memory once there is one.
+        accumulate: read each batch in so many parts and add up their gradients: the result is that of the whole batch,
+            with the activations of one part in memory, for one more forward pass.
+        recompute: keep only what enters each block and compute the rest again in the backward pass: less memory for
+            activations, for one more forward pass.
         bucketing: texts and entities: training batches of texts of similar lengths, so that less is padded. Prediction
             always does so.
         replay_ratio: share of a batch drawn from memory; 0 replays nothing.
@@ -47,6 +51,8 @@ class Training:
 
     epochs: int = 5
     batch_size: int = 128
+    accumulate: int = 1
+    recompute: bool = False
     bucketing: bool = False
     replay_ratio: float = 0.5
     replay_o: Literal["label", "distil"] = "distil"

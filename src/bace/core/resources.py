@@ -7,10 +7,12 @@ from pathlib import Path
 
 import torch
 
+from bace.config.schema import Training
 from bace.core.method import Method
 from bace.errors import ConfigError
 from bace.models.encoder import Encoder
 
+ACTIVATIONS = 18  # numbers that a block keeps for the backward pass, per token and unit of width
 LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/proc/meminfo")
 
 
@@ -21,6 +23,33 @@ def bytes_needed(method: Method, tasks: Iterable[int]) -> int:
     slots = 2 if train.optimiser != "sgd" else int(train.momentum > 0)
     size = next(method.model.parameters()).element_size()
     return size * max(kept + trained * (1 + slots) for kept, trained in map(method.needs, tasks))
+
+
+def activations(train: Training, examples: int, tokens: int, width: int, blocks: int) -> int:
+    """Numbers that a training step keeps for its backward pass, about: of all blocks that are trained, or
+    (train.recompute) what enters each and all of one; of one part of the batch and the outputs of the others
+    (train.accumulate)."""
+    part = -(-examples // train.accumulate)
+    one = tokens * width * (blocks + ACTIVATIONS if train.recompute else ACTIVATIONS * blocks)
+    return part * one + (examples - part) * tokens * width
+
+
+def bytes_of_activations(method: Method) -> int | None:
+    """What the activations of a step take, about; None if the number of tokens is unknown."""
+    encoder, lengths = method.model.encoder, method.stream.data.lengths
+    if lengths is not None and len(lengths):
+        tokens = int(lengths.max())
+    else:
+        try:
+            example = {name: value.to(method.stream.device) for name, value in encoder.example().items()}
+        except NotImplementedError:  # a user's own encoder
+            return None
+        with torch.no_grad():
+            tokens = encoder.embed(example)[0].shape[1]
+    blocks = len(encoder.blocks) - (encoder.frozen or 0)
+    train = method.training_settings
+    size = 2 if train.precision == "bfloat16" else next(encoder.parameters()).element_size()
+    return size * activations(train, train.batch_size, tokens, encoder.width, blocks)
 
 
 def bytes_kept(method: Method) -> int:
@@ -78,7 +107,8 @@ def check_resources(method: Method, tasks: Iterable[int]) -> str:
             "smaller backbone, backbone.adapter or backbone.freeze (frozen parameters are kept once), less "
             "backbone.cache, or another method"
         )
-    return f"{told}, and more for activations"
+    stepping = bytes_of_activations(method)
+    return f"{told}, and more for activations" + (f" (about {in_words(stepping)})" if stepping else "")
 
 
 def in_words(size: int) -> str:

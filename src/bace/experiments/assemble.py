@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -12,7 +13,7 @@ from bace.core.memory import Memory
 from bace.core.method import Method
 from bace.core.position import Position
 from bace.core.stream import Stream
-from bace.data.benchmarks import find_benchmark
+from bace.data.benchmarks import TaskTables, find_benchmark
 from bace.data.modalities import MODALITIES
 from bace.data.modality import Examples
 from bace.data.settings import data_settings
@@ -31,13 +32,16 @@ from bace.models.text_encoder import TextEncoder
 from bace.randomness import generator
 
 
-def assemble(config: Config, caches: PrefixCaches | None = None) -> tuple[Method, Stream]:
-    """The method and the stream of a configuration, attached to each other."""
+def assemble(
+    config: Config, caches: PrefixCaches | None = None, visible: Callable[[list[TaskTables]], list[TaskTables]] = list
+) -> tuple[Method, Stream]:
+    """The method and the stream of a configuration, attached to each other. `visible`: what of the benchmark's data may
+    be part of the stream; by default all."""
     benchmark = find_benchmark(str(config.benchmark["name"]))
     prepare_torch(config)
     method = make_method(config, benchmark.modality)
     settings = data_settings(config)
-    parts = benchmark.parts(settings)  # before a backbone is fetched: the path may be wrong
+    parts = visible(benchmark.parts(settings))  # before a backbone is fetched: the path may be wrong
     encoder = load_backbone(config)
     stream = make_stream(parts, settings, encoder, config.backbone.name, config.seed)
     attach(method, stream, config, encoder, caches)
@@ -95,6 +99,7 @@ def attach(
     check_memory(method)
     method.fresh_model = lambda: model_of(load_backbone(config))
     method.model = method.build(model_of(encoder))
+    check_pieces(method, config.train.accumulate)
     method.to(device)
     for memory in method.memories():
         memory.cpu()  # ids, not numbers to compute with
@@ -104,6 +109,16 @@ def check_memory(method: Method) -> None:
     """Say before training, not after the last task, that the memory cannot hold one example of each class."""
     if method.uses_memory and len(method.stream):
         method.quota(method.stream[-1])
+
+
+def check_pieces(method: Method, pieces: int) -> None:
+    """Refuse to read batches in parts where a method or its network needs them whole."""
+    networks = (module for module in method.modules() if isinstance(module, Model))
+    if pieces > 1 and (method.whole_batches or not all(network.in_pieces for network in networks)):
+        raise ConfigError(
+            f"{method.title} cannot read a batch in parts (train.accumulate is {pieces}): use train.recompute, or a "
+            "smaller train.batch_size"
+        )
 
 
 def make_model(encoder: Encoder, config: Config, caches: PrefixCaches, data: Examples) -> Model:
@@ -118,6 +133,7 @@ def make_model(encoder: Encoder, config: Config, caches: PrefixCaches, data: Exa
         for block in encoder.blocks:
             block.compile()
     keep_prefix(encoder, config.backbone, precision, caches, data)
+    encoder.pieces, encoder.recompute = config.train.accumulate, config.train.recompute
     head: Head
     if config.head.kind == "cosine":
         head = CosineHead(encoder.width, config.head.sigma_init, config.head.sigma_learn)

@@ -23,7 +23,7 @@ from bace.core.method import Method
 from bace.core.resources import bytes_needed, check_resources, forget_peak, peak_bytes
 from bace.core.stream import Stream
 from bace.core.trainer import Results, Trainer
-from bace.errors import ConfigError, Stopped
+from bace.errors import ConfigError, InUse, Stopped
 from bace.experiments import run_folder
 from bace.experiments.assemble import assemble
 from bace.experiments.run_folder import CHECKPOINTS, Confusion, Description, Metrics
@@ -31,7 +31,7 @@ from bace.methods import find_method
 from bace.models.frozen_prefix import PrefixCaches
 from bace.studies import STUDIES, Study
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,8 @@ def _run_in(
     if begun and run_folder.is_finished(folder):
         raise ConfigError(f"the run in '{folder}' is finished: there is nothing to resume")
     with run_folder.locked(folder), stop_signals() as stopping:
+        if run_folder.is_finished(folder) if begun else run_folder.is_in_use(folder):  # since we looked
+            raise InUse(f"run folder '{folder}' was already in use by another process a moment ago: try again")
         if begun and begun.threads and not config.train.threads:
             torch.set_num_threads(begun.threads)
         log = run_folder.Log(folder)

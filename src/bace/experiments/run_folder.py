@@ -32,7 +32,7 @@ from bace.core.metrics import MEASURES, new_task_accuracy
 from bace.core.position import tasks_done
 from bace.data.decode import MOST_PIXELS
 from bace.data.modalities import MODALITIES
-from bace.errors import CheckpointError, ConfigError, DataError
+from bace.errors import CheckpointError, ConfigError, DataError, InUse
 from bace.files import check_format, is_number, open_own, parse_json, typed, write_whole
 
 FORMAT = 2  # 1, which has no number in run.json, is that of version 0.1
@@ -283,7 +283,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(f"run folder '{folder}' is already in use by another process: wait for it") from error
+            raise InUse(f"run folder '{folder}' is already in use by another process: wait for it") from error
         yield
 
 

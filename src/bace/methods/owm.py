@@ -54,6 +54,8 @@ class OWM(Method):
         "`decay`; on features with the length of a LayerNorm's output it stops all learning).",
     )
 
+    whole_batches = True  # P takes the mean inputs of a batch
+
     def __init__(
         self,
         alpha: float = 1.0,

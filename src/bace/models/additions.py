@@ -4,9 +4,9 @@ Which sets a pass goes through is said around it: `with additions.of(0): model(b
 the encoder as it was. Adapters, LoRA, scale-and-shift and deep prompts are additions.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property, partial
 from typing import cast
 
 import torch
@@ -39,6 +39,7 @@ class Additions:
         self.sets = nn.ModuleList()  # of lists with a part for each site
         encoder.add_module("additions", self.sets)
         self.chosen: tuple[int, ...] | None = None  # by `of`
+        encoder.states.append(self.noted)
 
     def make(self, site: int, generator: torch.Generator) -> nn.Module:
         """A new part for a site."""
@@ -57,6 +58,10 @@ class Additions:
             yield
         finally:
             self.chosen = before
+
+    def noted(self) -> Callable[[], AbstractContextManager[None]]:
+        """What brings back the sets that passes go through now."""
+        return partial(self.of, *self.active)
 
     @property
     def active(self) -> tuple[int, ...]:

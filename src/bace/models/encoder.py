@@ -4,14 +4,16 @@ Every family is cut into the same three parts (`embeddings`, `blocks`, `norm`), 
 top blocks and frozen prefixes are written once, by composing `embed`, `run_block`, `finish` and `pool`.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from typing_extensions import Self
 
 from bace.config.schema import Backbone
@@ -49,6 +51,10 @@ class Encoder(nn.Module):
         frozen: how many of the lowest blocks are frozen, besides the embeddings; None if nothing is (`freeze_prefix`).
         passes: what the run has spent on passes so far.
         cache: what the frozen blocks made of examples that were read before, if that is kept.
+        pieces: the parts in which `read_rows` reads a batch that asks for gradients (train.accumulate).
+        recompute: whether blocks are computed again in the backward pass (train.recompute).
+        states: for each thing that a pass depends on beside its inputs (gates, additions), a function that notes how it
+            is now; what it returns brings that back.
     """
 
     modality: ClassVar[Modality]
@@ -76,6 +82,8 @@ class Encoder(nn.Module):
         self.frozen: int | None = None
         self.passes = PassCounter()
         self.cache: PrefixCache | None = None
+        self.pieces, self.recompute = 1, False
+        self.states: list[Callable[[], Callable[[], AbstractContextManager[None]]]] = []
 
     def embed(
         self,
@@ -112,7 +120,8 @@ class Encoder(nn.Module):
         if prefix is not None:
             self.check_prefixes()
             options = {**options, "prefix": prefix}
-        out = cast(Tensor, module(hidden, mask, **options))
+        run = functools.partial(module, **options)
+        out = cast(Tensor, self.again(run, hidden, mask) if self.recompute else run(hidden, mask))
         if not torch.compiler.is_exporting():  # where the number of examples is a symbol
             self.passes.total += len(hidden) * (3 if out.requires_grad else 1) / len(self.blocks)
         return out
@@ -124,6 +133,32 @@ class Encoder(nn.Module):
                 f"{type(self).__name__} takes no keys and values before those of its blocks, which prefix prompts are. "
                 "Choose a backbone of the families ViT, DeiT, DINOv2, CLIP, BERT, RoBERTa or DistilBERT"
             )
+
+    def again(self, run: Callable[..., Any], *inputs: Any) -> Any:
+        """The output of `run`, of which nothing is kept: it is computed again in the backward pass, in the state that
+        the pass had and with its dropout, and not counted a second time.
+
+        Parameters that were exchanged for this pass (torch.func.functional_call) would be gone by then, so that such a
+        pass is an ordinary one; so is one without gradient."""
+        if not torch.is_grad_enabled() or any(not isinstance(p, nn.Parameter) for p in self.parameters()):
+            return run(*inputs)
+        states, first = [note() for note in self.states], True
+
+        def counted_once(*inputs: Any) -> Any:
+            nonlocal first
+            if first:
+                first = False
+                return run(*inputs)
+            before = self.passes.total
+            with ExitStack() as stack:
+                for state in states:
+                    stack.enter_context(state())
+                try:
+                    return run(*inputs)
+                finally:  # torch leaves by an exception as soon as it has all that it needs
+                    self.passes.total = before
+
+        return checkpoint(counted_once, *inputs, use_reentrant=False)
 
     def finish(
         self,

@@ -23,6 +23,7 @@ class Expanded(Model):
     frozen prefix, everything but adapters) exists once: the encoders share it.
     """
 
+    in_pieces = True
     head: WideningHead
 
     def __init__(self, encoder: Encoder, head: WideningHead, precision: torch.dtype = torch.float32) -> None:

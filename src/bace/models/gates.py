@@ -6,9 +6,10 @@ goes through is set around it: `with gates.of(task): model(batch)`.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -77,6 +78,7 @@ class Gates:
         encoder.requires_grad_(False)
         # each adapter with the gates of its hidden and of its output units
         self.layers = [(a.requires_grad_(True), self._gated(a.down), self._gated(a.up)) for a in adapters]
+        encoder.states.append(self.noted)
 
     def _gated(self, layer: nn.Linear) -> Gate:
         gate = Gate(layer.out_features, self.active)
@@ -93,6 +95,10 @@ class Gates:
             yield
         finally:
             self.active.task, self.active.scale = before
+
+    def noted(self) -> Callable[[], AbstractContextManager[None]]:
+        """What brings back the task and scale that passes go through now."""
+        return partial(self.of, self.active.task, self.active.scale)
 
     def all(self) -> list[Gate]:
         return [gate for _, hidden, output in self.layers for gate in (hidden, output)]

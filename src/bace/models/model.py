@@ -1,9 +1,10 @@
 """Encoder and head as one module: the only way in which a method reaches the network."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,14 @@ class Model(nn.Module):
     """Rows in, features and logits out."""
 
     dropout_seed: Callable[[], int] | None = None  # of the step at hand; None outside of a run
+    # passes its encoders by `read_rows` alone, so that it can read a batch in parts; a subclass with a pass of its own
+    # has to say so
+    in_pieces: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if {"forward", "branches"} & vars(cls).keys():
+            cls.in_pieces = vars(cls).get("in_pieces", False)
 
     def __init__(self, encoder: Encoder, head: Head, precision: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -70,8 +79,20 @@ class Model(nn.Module):
 
 def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
     """What one encoder makes of a batch's rows."""
-    hidden, tapped = encoder(batch.inputs, taps=True) if taps else (encoder(batch.inputs), ())
+    read = functools.partial(_read_examples, encoder, taps)
+    if encoder.pieces == 1 or not torch.is_grad_enabled():
+        hidden, tapped = read(batch.inputs)
+    else:
+        size = -(-len(next(iter(batch.inputs.values()))) // encoder.pieces)
+        pieces = zip(*(value.split(size) for value in batch.inputs.values()), strict=True)
+        outputs = [encoder.again(read, dict(zip(batch.inputs, piece, strict=True))) for piece in pieces]
+        parts, taps_of_parts = zip(*outputs, strict=True)
+        hidden, tapped = torch.cat(parts), [torch.cat(block) for block in zip(*taps_of_parts, strict=True)]
     return encoder.rows(hidden, batch.inputs, batch.at), tapped
+
+
+def _read_examples(encoder: Encoder, taps: bool, inputs: dict[str, Tensor]) -> Branch:
+    return encoder(inputs, taps=True) if taps else (encoder(inputs), ())
 
 
 def _side_by_side(taps: Sequence[Sequence[Tensor]]) -> list[Tensor]:

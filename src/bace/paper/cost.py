@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bace.config.schema import Config
 from bace.core.method import Method
+from bace.core.resources import activations
 from bace.data.benchmarks import find_benchmark
 from bace.experiments.assemble import make_method
 from bace.methods.er import ER
@@ -23,7 +24,6 @@ CORPORA = {  # classes, training and test examples of the tasks, which show part
     "entities": (62, 158_000, 27_000),
     "entities-desk": (45, 30_000, 10_000),
 }
-ACTIVATIONS = 18  # numbers kept for the backward pass, per token, layer and unit of width
 EFFICIENCY = 0.5  # of a large matrix product's speed that training reaches
 
 
@@ -57,14 +57,16 @@ def estimate(config: Config, steps: int) -> Cost | None:
     passes = computed = learning * (1 - saved) + test * seen + looking
     if config.backbone.cache:  # frozen blocks go forward once for each example; of 3 F one is forward
         computed -= frozen * max(learning / 3 + test * seen + looking - train - test, 0.0)
+    if config.train.recompute or config.train.accumulate > 1:  # each is one more forward pass; of 3 F one is forward
+        computed += learning / 3 * (config.train.recompute + (config.train.accumulate > 1))
     per_pass = tokens * depth * (24 * width**2 + 4 * tokens * width)
     weights = 12 * depth * width**2
     optimiser = 1 if config.train.optimiser == "sgd" else 2
     networks = method.networks + method.keeps_teacher + method.expands * (steps - 1)
     held = weights * (networks + 1 + optimiser)  # and the gradient
-    activations = ACTIVATIONS * tokens * width * depth * config.train.batch_size
+    stepping = activations(config.train, config.train.batch_size, tokens, width, depth)
     kept = min(config.backbone.cache * 1e6, 4 * (train + test) * tokens * width)
-    return Cost(passes, computed * per_pass, 4 * (held + activations) + kept)
+    return Cost(passes, computed * per_pass, 4 * (held + stepping) + kept)
 
 
 def learning_passes(method: Method, config: Config, train: int, memory: int, steps: int) -> float:

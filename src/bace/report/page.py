@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from bace.errors import ConfigError
 from bace.experiments.run_folder import Run
-from bace.files import write_whole
+from bace.files import in_turn, write_whole
 from bace.report import figures
 from bace.report.markup import NOTHING, chip, count, joined, listed, part
 from bace.report.runs import Group, groups, summary_rows
@@ -129,7 +129,8 @@ def _plotly() -> str:
 def _write(path: Path, page: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, page)
+        with in_turn(path.parent):
+            write_whole(path, page)
     except OSError as error:
         raise ConfigError(f"the page '{path}' cannot be written ({error.strerror}): choose another --out") from error
     return path

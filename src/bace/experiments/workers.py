@@ -1,0 +1,152 @@
+"""Cells in several processes of this machine. Each process has its share of the threads and takes one cell after the
+other. Processes are spawned, not forked, because torch's threads and CUDA do not survive a fork."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from bace.errors import InUse, Stopped
+from bace.experiments.cells import LOOK_AGAIN, Cell, Failures, attempt
+from bace.experiments.run import stop_signals
+from bace.models.frozen_prefix import PrefixCaches
+from bace.progress import Board
+
+TELL_EVERY = 0.2  # seconds between two messages about progress
+PATIENCE = 60.0  # seconds in which a worker that is asked to stop must have written its checkpoint
+
+
+class Worker:
+    """A process that runs cells, seen from the process that plans them."""
+
+    def __init__(self, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=work, args=(theirs, threads), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.cell: Cell | None = None
+
+    def give(self, cell: Cell) -> None:
+        self.cell = cell
+        with contextlib.suppress(OSError):  # one that has died is found out when it is listened to
+            self.pipe.send(cell)
+
+    def hear(self) -> tuple[str, Any]:
+        """What it has to say; "died" and why if it is no more."""
+        try:
+            kind, said = self.pipe.recv()
+            return str(kind), said
+        except (EOFError, OSError):
+            self.process.join()
+            code = self.process.exitcode or 0
+            how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            return "died", f"its process was {how}; the same command continues it"
+
+
+def run_in_processes(cells: Sequence[Cell], workers: int | None, shown: Board) -> Failures:
+    """Run the cells in so many processes. Ctrl-C, or a signal to stop, stops them all, each behind a checkpoint."""
+    workers = workers or 1
+    threads = max(1, torch.get_num_threads() // workers)
+    failed: Failures = {}
+    waiting = deque(cells)
+    with stop_signals() as stopping, _ended() as crew:
+        crew += [Worker(threads) for _ in range(min(workers, len(cells)))]
+        while waiting or any(worker.cell for worker in crew):
+            for i, worker in enumerate(crew):
+                if waiting and worker.cell is None:
+                    if not worker.process.is_alive():
+                        worker = crew[i] = Worker(threads)
+                    shown.begin(waiting[0].name)
+                    worker.give(waiting.popleft())
+            busy = {worker.pipe: worker for worker in crew if worker.cell}
+            for pipe in wait(list(busy), timeout=LOOK_AGAIN):
+                listen(busy[pipe], waiting, failed, shown)  # type: ignore[index]  # the pipes that went in
+            if number := stopping():
+                raise Stopped(number, None)
+    return failed
+
+
+def listen(worker: Worker, waiting: deque[Cell], failed: Failures, shown: Board) -> None:
+    """Take one message of a worker."""
+    cell = worker.cell
+    assert cell is not None
+    kind, said = worker.hear()
+    if kind == "progress":
+        shown.update(cell.name, *said)
+    elif kind == "warning":
+        shown.line(f"{cell.name}: warning: {said}")
+    else:
+        worker.cell = None
+        if kind == "stopped":
+            worker.process.join()
+        if kind == "in use":
+            shown.wait(cell.name)
+            waiting.append(cell)
+        else:
+            shown.end(cell.name, f"not run: {said}" if said else "finished")
+            if said:
+                failed[cell.name] = said
+
+
+@contextlib.contextmanager
+def _ended() -> Iterator[list[Worker]]:
+    """Workers that are gone when the block is left: by themselves, or stopped if there was an error."""
+    crew: list[Worker] = []
+    try:
+        yield crew
+        for worker in crew:
+            with contextlib.suppress(OSError):
+                worker.pipe.send(None)
+    except BaseException:
+        for worker in crew:
+            worker.process.terminate()  # SIGTERM: a run writes a checkpoint first
+        raise
+    finally:
+        try:
+            end = time.monotonic() + PATIENCE
+            for worker in crew:
+                worker.process.join(max(0.0, end - time.monotonic()))
+        finally:  # also after a second Ctrl-C
+            for worker in crew:
+                worker.process.kill()
+
+
+def work(pipe: Connection, threads: int) -> None:
+    """What a worker does: take cells until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that plans sends SIGTERM
+    torch.set_num_threads(threads)
+    caches, told = PrefixCaches(), 0.0
+
+    def tell(kind: str, said: object) -> None:
+        try:
+            pipe.send((kind, said))
+        except OSError:  # nobody listens any more: stop as if asked to
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def show(done: float, text: str) -> None:
+        nonlocal told
+        if time.monotonic() - told > TELL_EVERY:
+            told = time.monotonic()
+            tell("progress", (done, text))
+
+    warnings.showwarning = lambda text, *rest: tell("warning", str(text))
+    with contextlib.suppress(EOFError):
+        while cell := pipe.recv():
+            try:
+                tell("end", attempt(cell, caches, show))
+            except InUse:
+                time.sleep(LOOK_AGAIN)
+                tell("in use", None)
+            except Stopped as stopped:
+                tell("stopped", str(stopped))
+                return
