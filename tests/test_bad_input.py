@@ -152,7 +152,9 @@ ROWS: list[Row] = [
     run("texts missing", "--benchmark.path {tmp}/none.csv", "none.csv", "Check the path", data="text"),
     run("sentences missing", "--benchmark.path {tmp}/none.conll", "none.conll", "Check the path", data="token"),
     run("no path at all", "--benchmark.path null", "your own data", "--benchmark.path"),
-    run("texts for pictures", "--benchmark.path {data}/texts", r"train\.csv", "image inputs", "Columns: text"),
+    run("texts for pictures", "--benchmark.path {data}/texts", r"train\.csv holds texts", "images", "Columns: text"),
+    run("pictures for texts", "--benchmark.path {data}/pictures", "holds images", "my-images", data="text"),
+    run("a column unlike any", "--benchmark.label_column target", r"Columns: text \(string\), label", data="text"),
     run("a column that is not there", "--benchmark.label_column lable", "no column 'lable'", "'label'", data="text"),
     run("a class in two tasks", "--benchmark.class_order [ant,bee,ant]", "class_order", "'ant' twice", "one task"),
     run("an unknown class in the order", "--benchmark.class_order [ant,bea]", "'bea'", "Did you mean 'bee'"),
@@ -179,7 +181,7 @@ ROWS: list[Row] = [
     cli("prediction without files", "predict {run}", "bace predict needs FILES: at least one file"),
     cli("prediction of a missing file", "predict {run} {tmp}/x.png", "no file '{tmp}/x.png'", "check the path"),
     cli("prediction of no picture", "predict {run} {run}/run.json", "run.json", "cannot be decoded"),
-    cli("prediction with no run", "predict {tmp} {run}/run.json", "{tmp}", "not a run folder"),
+    cli("prediction with no run", "predict {tmp} {run}/run.json", "{tmp}", "no saved learner", "not a run folder"),
     # configuration files
     cli("a missing config file", "run --config {tmp}/none.yaml", "none.yaml", "cannot be read: No such file"),
     # a user's class
@@ -721,7 +723,11 @@ def test_bfloat16_is_used_or_refused_but_never_kills(tiny: Any, tmp_path: Path) 
     """Some CPUs announce it and die of an illegal instruction, so it is tried in a process of its own."""
     flags = Place(tiny, tmp_path, tmp_path).flags("image", **{"train.precision": "bfloat16"})
     done = subprocess.run(
-        [sys.executable, "-m", "bace", "run", *flags], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "bace", "run", *flags, "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode in (0, 2), done.stderr  # a negative status would be a signal
     assert done.returncode == 0 or re.search("bfloat16 .*this CPU.* use float32", done.stderr)

@@ -1,10 +1,18 @@
 """Every command as a user types it, in-process, on the tiny data; and the same from Python."""
 
+import contextlib
 import csv
+import fcntl
+import io
 import json
+import os
+import pty
 import re
+import shutil
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +21,14 @@ import yaml
 from run_folders import write_run
 
 import bace
-from bace.cli.compare import methods_asked
 from bace.cli.main import NAMES, main
 from bace.config.parse import config_from, make_parser
 from bace.config.schema import Training
 from bace.data.benchmarks import find_benchmark
 from bace.errors import ConfigError
+from bace.experiments.compare import methods_asked
 from bace.methods import METHODS
+from bace.progress import duration
 
 
 def flags(tiny: Any, modality: str, **changes: object) -> list[str]:
@@ -121,7 +130,8 @@ def test_help_of_an_unknown_command_names_the_commands(capsys: pytest.CaptureFix
 def test_report_names_the_runs_that_are_not_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done, cut = write_run(tmp_path / "done"), write_run(tmp_path / "cut", seed=1, finished=False)
     told = say(capsys, "report", str(done), str(cut), "--out", str(tmp_path / "page.html"))
-    assert f"unfinished (bace run --resume DIR): {cut}\n" in told
+    assert "not in the table, because unfinished (bace run --resume DIR):\n" in told
+    assert str(cut) in told.split("unfinished")[1]
 
 
 @pytest.mark.parametrize("kind", ["methods", "benchmarks", "backbones"])
@@ -169,7 +179,7 @@ def test_flags_override_the_file_and_the_file_the_benchmark(capsys: pytest.Captu
     assert shown["train"]["epochs"] == 9
     assert shown["train"]["lr"] == 0.5
     assert shown["train"]["batch_size"] == find_benchmark("digits").defaults["train.batch_size"] != Training.batch_size
-    assert shown["method"] == {**shown["method"], "name": "bace", "alpha": 3.0, "W0": 1.0, "K": 5}
+    assert shown["method"] == {**shown["method"], "name": "BaCE", "alpha": 3.0, "W0": 1.0, "K": 5}
     assert shown["memory"]["size"] == 40
 
 
@@ -247,6 +257,13 @@ def test_the_numbers_of_entities_are_of_seqevals_macro_f1_with_the_others_beside
     assert metrics["score"] == "seqeval macro F1"
     assert metrics["A_last"] == pytest.approx(sum(scores["macro_f1"] for scores in metrics["entities"]) / 3)
     assert not {"sample_accuracy", "per_class", "confusion"} & metrics.keys()
+    assert metrics["per_type"].keys() <= {"person", "place", "thing", "event", "time"}
+    assert len(metrics["per_type"]) >= 3  # every type that the tests hold
+    own = [scores["macro_f1_own"] for scores in metrics["entities"]]
+    about = json.loads((tmp_path / "x" / "run.json").read_text())
+    for task, mean in zip(about["tasks"], own, strict=True):
+        kinds = {name[2:] for name in task["classes"] if name != "O"}
+        assert mean == pytest.approx(sum(metrics["per_type"][kind] for kind in kinds) / len(kinds))
     log = [json.loads(line) for line in (tmp_path / "x" / "log.jsonl").read_text().splitlines()]
     tasks = [event for event in log if event["event"] == "task"]
     for name in ("macro_f1_own", "micro_f1"):
@@ -355,6 +372,103 @@ def test_a_stopped_run_is_continued_to_the_same_result(
     assert Path("stopped/log.jsonl").read_text() == Path("straight/log.jsonl").read_text()
 
 
+# -- without --out
+
+
+def test_a_run_without_out_is_kept_in_a_folder_that_is_said_at_the_start(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", *flags(tiny, "image", method="bace", **{"method.W0": 1.0, "seed": 4})]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    folder = Path("runs/my-images-BaCE-W0=1.0-4")
+    assert said.err.splitlines()[0] == f"BaCE (W0=1.0) on my-images, seed 4, kept in {folder}"
+    assert (folder / "metrics.json").exists()
+    stamp = (folder / "metrics.json").stat().st_mtime_ns
+    assert main(words) == 0  # finished: shown again
+    again = capsys.readouterr()
+    assert "finished before" in again.err
+    assert again.out == said.out
+    (folder / "metrics.json").unlink()  # as if it had been killed at its end
+    assert main(words) == 0
+    assert "continued" in capsys.readouterr().err
+    assert (folder / "metrics.json").stat().st_mtime_ns > stamp
+
+
+def test_other_settings_in_the_default_folder_are_refused_and_named(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", *flags(tiny, "text")]
+    assert main(words) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
+    assert main([*words, "--train.epochs", "1"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "'runs/my-texts-ER-0' holds a run with other settings (train.epochs): choose another folder" in error
+    assert "--out" in error
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
+
+
+# -- progress
+
+
+def test_a_line_a_task_is_printed_also_where_no_terminal_is(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say(capsys, "run", *flags(tiny, "image"), "--out", str(tmp_path / "x"))
+    capsys.readouterr()
+    told: list[str] = []
+    result = bace.run(tiny.settings("image", method="er"), tell=told.append)
+    matrix = result.matrix
+    lines = [line for line in told if line.startswith("task")]
+    assert re.fullmatch(rf"task 1/3: A_t {matrix[0][0]:.2f}, \d+ s left", lines[0])
+    assert re.fullmatch(rf"task 2/3: A_t {sum(matrix[1]) / 2:.2f}, A_new {matrix[1][1]:.2f}, \d+ s left", lines[1])
+    new = (matrix[1][1] + matrix[2][2]) / 2
+    assert lines[2] == f"task 3/3: A_t {sum(matrix[2]) / 3:.2f}, A_new {new:.2f}"  # nothing is left
+    assert main(["run", *flags(tiny, "image"), "--out", str(tmp_path / "y")]) == 0
+    printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("task")]
+    assert [line.partition(" s left")[0].rpartition(",")[0] for line in printed[:2]] == [
+        line.partition(" s left")[0].rpartition(",")[0] for line in lines[:2]
+    ]
+    assert printed[2] == lines[2]
+
+
+def test_the_bar_shows_the_loss_of_the_last_epoch_the_score_and_the_time_left(tiny: Any) -> None:
+    shown: list[tuple[float, str]] = []
+    bace.run(tiny.settings("image", method="er"), show=lambda done, text: shown.append((done, text)))
+    shares = [done for done, _ in shown]
+    assert shares == sorted(shares)
+    assert shown[0][1] == "task 1/3 main epoch 1/2"  # nothing is known yet
+    assert re.fullmatch(r"task 1/3 main epoch 2/2, loss [\d.]+, \d+ s left", shown[5][1])
+    assert re.search(r"task 3/3 main epoch 2/2, loss [\d.]+, A_t [\d.]+, \d+ s left", shown[-2][1])
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(40.4, "40 s"), (89, "89 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_durations_have_as_many_digits_as_an_estimate_deserves(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_the_bar_is_drawn_on_a_terminal_and_lines_stay_above_it(tiny: Any, tmp_path: Path) -> None:
+    """On a pseudo-terminal; the results go to the standard output alone."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 150, 0, 0))
+    command = [sys.executable, "-m", "bace", "run", *flags(tiny, "image"), "--out", str(tmp_path / "x")]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the end of a pseudo-terminal
+        while part := os.read(ours, 4096):
+            seen += part
+    os.close(ours)
+    out, _ = child.communicate()
+    assert child.returncode == 0
+    text = seen.decode()
+    assert "task 3/3: A_t" in text
+    assert re.search(r"ER on my-images, seed 0.*task \d/3 main epoch", text)
+    assert re.fullmatch(r"networks and memory held: .*\nA_last .*\nrun folder: .*\n", out.decode())
+
+
 # -- compare and report
 
 
@@ -364,7 +478,11 @@ def test_compare_makes_one_table_and_skips_what_is_finished(
     given = [word for word in flags(tiny, "image") if not word.startswith("--method")]
     words = ["compare", *given, "--seeds", "2", "--out", str(tmp_path / "c")]
     words += ["--method", "ER", "BaCE(W0=1, alpha=0)", "BaCE"]
-    table = say(capsys, *words)
+    assert main(words) == 0
+    table, told = capsys.readouterr()
+    assert "run 2 of 6: BaCE (alpha=0.0, W0=1.0), seed 0\n" in told
+    assert "run 6 of 6: BaCE, seed 1\n" in told
+    assert told.count("task 3/3: A_t") == 6
     for label in ("ER ", "BaCE (alpha=0, W0=1) ", "BaCE (alpha=1, W0=0.95) "):
         line = next(line for line in table.splitlines() if line.startswith(label))
         assert re.match(rf"{re.escape(label)} *2 +\d", line)  # two seeds
@@ -381,7 +499,10 @@ def test_compare_makes_one_table_and_skips_what_is_finished(
     (tmp_path / "c" / "ER-seed1" / "metrics.json").unlink()  # this one is not finished
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").glob("*/metrics.json")}
     assert len(stamps) == 5
-    again = say(capsys, *words)
+    assert main(words) == 0
+    again, told = capsys.readouterr()
+    assert ": ER, seed 1, continued\n" in told
+    assert "BaCE (alpha=0.0, W0=1.0), seed 1: finished before\n" in told
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert (tmp_path / "c" / "ER-seed1" / "metrics.json").exists()
     assert page.exists()
@@ -391,9 +512,62 @@ def test_compare_makes_one_table_and_skips_what_is_finished(
     assert "other settings" in capsys.readouterr().err
 
 
+def test_a_comparison_without_out_is_kept_under_the_name_of_its_benchmark(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [word for word in flags(tiny, "text") if not word.startswith("--method")]
+    assert main(["compare", *given, "--method", "seq"]) == 0
+    out, told = capsys.readouterr()
+    assert told.splitlines()[0] == "methods: 1, seeds: 1, on my-texts, kept in runs/my-texts"
+    assert "page: runs/my-texts/report.html" in out
+    assert main(["compare", *given, "--method", "SEQ"]) == 0  # another spelling of the same
+    assert "finished before" in capsys.readouterr().err
+
+
 def numbers(table: str) -> list[str]:
     """A table's lines without the time that the runs took."""
     return [re.sub(r" +[\d.]+( ± [\d.]+)?\s*$", "", line) for line in table.splitlines()]
+
+
+def test_compare_in_python_is_the_command_with_a_table(tiny: Any, tmp_path: Path) -> None:
+    told: list[str] = []
+    settings = {**tiny.settings("text"), "train.epochs": 1}
+    found = bace.compare(["SEQ", "BaCE(W0=1)"], seeds=2, out=tmp_path / "c", tell=told.append, **settings)
+    assert [row.label for row in found.rows] == ["SEQ", "BaCE (W0=1)"]
+    assert any(line.startswith("run 4 of 4: BaCE (W0=1.0), seed 1") for line in told)
+    frame = found.frame
+    assert list(frame.columns[:5]) == ["benchmark", "method", "seeds", "A_last", "A_last_std"]
+    metrics = [json.loads((tmp_path / "c" / f"SEQ-seed{seed}" / "metrics.json").read_text()) for seed in (0, 1)]
+    assert frame.loc[0, "A_last"] == pytest.approx(sum(m["A_last"] for m in metrics) / 2)
+    lines = repr(found).splitlines()
+    assert lines[0] == "my-texts"
+    assert re.match(r"BaCE \(W0=1\)  2 ", lines[3])
+    assert "<td>BaCE (W0=1)</td>" in found._repr_html_()
+    assert found.page(tmp_path / "page.html").read_text().count("BaCE (W0=1)") > 1
+    stamp = (tmp_path / "c" / "SEQ-seed0" / "metrics.json").stat().st_mtime_ns
+    again = bace.compare("SEQ", out=tmp_path / "c", **settings)
+    assert (tmp_path / "c" / "SEQ-seed0" / "metrics.json").stat().st_mtime_ns == stamp
+    assert [row.seeds for row in again.rows] == [(0,)]
+    for bad in ({"methods": [], "seeds": 1}, {"methods": "SEQ", "seeds": 0}, {"methods": "SEQ", "method.alpha": 1}):
+        with pytest.raises(ConfigError):
+            bace.compare(**bad)
+
+
+def test_a_result_is_shown_in_a_line_and_in_a_notebook(tiny: Any) -> None:
+    result = bace.run(tiny.settings("image", method="seq"))
+    last = f"{result.metrics['A_last']:.2f}"
+    assert repr(result).startswith(f"<Result of SEQ: A_last {last}, A_avg ")
+    assert len(repr(result)) < 150
+    shown = result._repr_html_()
+    assert f"<td>{last}</td>" in shown
+    assert f"<td>after 3</td><td>{result.matrix[2][0]:.1f}</td>" in shown
+
+
+def test_dir_names_what_is_meant_to_be_used() -> None:
+    names = [name for name in dir(bace) if not name.startswith("_")]
+    assert names == sorted(bace.__all__, key=str)
+    assert all(getattr(bace, name).__doc__ for name in names)
 
 
 def test_compare_takes_the_method_of_the_file_when_none_is_asked_for(
@@ -486,6 +660,118 @@ def test_predict_marks_entities_in_the_characters_of_each_line(
     found = bace.load(run).entities(lines)
     assert [row["entities"] for row in rows] == [[span._asdict() for span in spans] for spans in found]
     assert any(found)
+
+
+def rows_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in say(capsys, "predict", "--json", *words).splitlines()]
+
+
+def test_predict_reads_the_column_of_a_table_and_not_its_header_or_labels(
+    runs: dict[str, Path], tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = rows_of(capsys, str(runs["text"]), str(tiny.folder / "texts" / "test.csv"))
+    assert len(rows) == 6 * 5
+    assert rows[0]["where"].endswith("test.csv, line 2")
+    truth = [line.rpartition(",")[2] for line in (tiny.folder / "texts" / "test.csv").read_text().splitlines()[1:]]
+    right = sum(row["class"] == label for row, label in zip(rows, truth, strict=True))
+    assert 100 * right / 30 == pytest.approx(json.loads((runs["text"] / "metrics.json").read_text())["sample_accuracy"])
+    (tmp_path / "asked.jsonl").write_text('{"id": "7", "said": "w1 w2"}\n{"id": "8", "said": "w11"}\n')
+    asked = rows_of(capsys, str(runs["text"]), str(tmp_path / "asked.jsonl"), "--column", "said")
+    assert [row["class"] for row in asked] == bace.load(str(runs["text"])).predict(["w1 w2", "w11"])
+    assert main(["predict", str(runs["text"]), str(tmp_path / "asked.jsonl"), "--column", "text"]) == 2
+    error = capsys.readouterr().err
+    assert "no column 'text'" in error
+    assert "Columns: id (string), said (string)" in error
+
+
+def test_predict_reads_conll_files_sentence_by_sentence(
+    runs: dict[str, Path], tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "words.conll").write_text("w50\nw1\n\nw41\n")  # without tags, as one has them to be tagged
+    (tmp_path / "tagged.txt").write_text("-DOCSTART- -X- O\n\nw50 NN O\nw1 NN B-person\n\nw41 NN O\n")
+    (tmp_path / "sentences.txt").write_text("w50 w1\nw41\n")
+    found = [rows_of(capsys, str(runs["token"]), str(tmp_path / name)) for name in ("words.conll", "tagged.txt")]
+    assert [row["words"] for row in found[0]] == [["w50", "w1"], ["w41"]]
+    assert [row["where"].rpartition(":")[2] for row in found[1]] == ["3", "6"]
+    lines = rows_of(capsys, str(runs["token"]), str(tmp_path / "sentences.txt"))
+    keys = ("words", "tags", "entities")
+    assert [[row[key] for key in keys] for row in found[0]] == [[row[key] for key in keys] for row in lines]
+    assert [row["tags"] for row in found[1]] == [row["tags"] for row in lines]
+    (tmp_path / "t.csv").write_text("text\nw50 w1\n")
+    assert rows_of(capsys, str(runs["token"]), str(tmp_path / "t.csv"))[0]["tags"] == lines[0]["tags"]
+
+
+def test_predict_takes_folders_and_the_standard_input(
+    runs: dict[str, Path],
+    tiny: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    test = tiny.folder / "pictures" / "test"
+    files = sorted(str(path) for path in test.rglob("*.png"))
+    rows = rows_of(capsys, str(runs["image"]), str(test))
+    assert [row["where"] for row in rows] == files
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(files[:3]) + "\n"))
+    assert rows_of(capsys, str(runs["image"]), "-") == rows[:3]
+    (tmp_path / "list.csv").write_text("image\n0.png\n1.png\n")
+    for name in ("0.png", "1.png"):
+        (tmp_path / name).write_bytes((test / "ant" / name).read_bytes())
+    listed = rows_of(capsys, str(runs["image"]), str(tmp_path / "list.csv"))
+    assert [row["class"] for row in listed] == [row["class"] for row in rows[:2]]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("w1 w2\n\nw11\n"))
+    assert [row["where"] for row in rows_of(capsys, str(runs["text"]), "-")] == ["-:1", "-:3"]
+    assert len(rows_of(capsys, str(runs["text"]), str(tiny.folder / "texts"))) == 16 * 5  # train.csv and test.csv
+    assert main(["predict", str(runs["text"]), files[0]]) == 2
+    assert "is a picture, and this model takes texts" in capsys.readouterr().err
+    assert main(["predict", str(runs["text"]), str(test)]) == 2
+    assert "holds pictures, and this model takes texts" in capsys.readouterr().err
+
+
+def test_predict_opens_comparisons_and_saved_learners(
+    runs: dict[str, Path], tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.txt").write_text("w1 w2 w3\nw41 w42\n")
+    best = shutil.copytree(runs["text"], tmp_path / "c" / "best")
+    worse = shutil.copytree(runs["text"], tmp_path / "c" / "worse")
+    metrics = json.loads((worse / "metrics.json").read_text())
+    (worse / "metrics.json").write_text(json.dumps({**metrics, "A_last": metrics["A_last"] - 1}))
+    expected = rows_of(capsys, str(best), str(tmp_path / "texts.txt"))
+    assert main(["predict", str(tmp_path / "c"), str(tmp_path / "texts.txt"), "--json"]) == 0
+    out, told = capsys.readouterr()
+    assert [json.loads(line) for line in out.splitlines()] == expected
+    assert f"{best} has the highest A_last ({metrics['A_last']:.2f})" in told
+    learner = bace.Learner("seq", backbone=tiny.bert, **{"train.epochs": 1})
+    learner.partial_fit(["w1 w2", "w41"], ["one", "four"]).save(tmp_path / "learner")
+    taught = rows_of(capsys, str(tmp_path / "learner"), str(tmp_path / "texts.txt"))
+    assert [row["class"] for row in taught] == learner.predict(["w1 w2 w3", "w41 w42"])
+
+
+def test_a_class_in_a_file_is_a_method_and_a_folder_that_names_the_file_needs_trust(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("methods").mkdir()
+    Path("methods/my-own.py").write_text("Path = __import__('pathlib').Path\nPath('ran').touch()\n" + MINE)
+    name = "methods/my-own.py:MyMethod"
+    assert main(["run", *flags(tiny, "text", method=name), "--method.scale", "2", "--out", "mine"]) == 0
+    assert json.loads(Path("mine/run.json").read_text())["config"]["method"] == {"name": name, "scale": 2.0}
+    for module in [known for known in sys.modules if known.startswith("bace_method_")]:
+        monkeypatch.delitem(sys.modules, module)  # as in another process
+    Path("ran").unlink()
+    Path("texts.txt").write_text("w1 w2\n")
+    assert main(["predict", "mine", "texts.txt"]) == 2
+    error = capsys.readouterr().err
+    assert f"method '{name}' is not part of bace: using it imports the file 'methods/my-own.py'" in error
+    assert main(["report", "mine"]) == 0  # needs no method
+    assert not Path("ran").exists()
+    assert main(["predict", "mine", "texts.txt", "--trust"]) == 0
+    assert Path("ran").exists()
+    assert main(["run", "--method", "methods/other.py:MyMethod"]) == 2
+    assert "methods/other.py" in capsys.readouterr().err
+    assert main(["run", "--method", "methods/my-own.py:Absent"]) == 2
+    assert "Absent" in capsys.readouterr().err
 
 
 def test_a_users_method_without_title_or_summary_line_is_named_and_explained(

@@ -54,14 +54,15 @@ def prose(path: Path) -> str:
 
 
 def test_files_and_sections_that_are_referred_to_exist() -> None:
-    """Modules and pages, by their names or the ends of their paths (but not what a command writes, `> claims.md`), and
-    the numbered sections of docs/bace.md."""
+    """Modules and pages, by their names or the ends of their paths (but not what a command writes, `> claims.md`, and
+    not the file of a user's class, `file.py:Class`), and the numbered sections of docs/bace.md."""
     paths = [f"/{file.relative_to(ROOT)}" for file in FILES]
     sections = set(re.findall(r"^(?:## |- )(\d+(?:\.\d+)?) ", (ROOT / "docs" / "bace.md").read_text(), re.MULTILINE))
     missing = []
     for path in FILES:
         text = prose(path)
-        named = {name.removeprefix("../") for name in re.findall(r"(?<!> )(?<![\w./-])[\w./-]*\w\.(?:py|md)\b", text)}
+        found = re.findall(r"(?<!> )(?<![\w./-])[\w./-]*\w\.(?:py|md)\b(?!:[A-Z])", text)
+        named = {name.removeprefix("../") for name in found}
         missing += [(path, name) for name in named if not any(file.endswith(f"/{name}") for file in paths)]
         for numbers in re.findall(r"bace\.md\)?,? (?:section )?(\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*)", text):
             missing += [(path, f"docs/bace.md {number}") for number in set(numbers.split(", ")) - sections]

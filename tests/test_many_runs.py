@@ -67,7 +67,7 @@ def test_two_workers_leave_the_folders_that_one_leaves(
 ) -> None:
     assert main([*words(tiny, tmp_path), "--workers", "2"]) == 0
     said = capsys.readouterr().err
-    assert "[4/4] " in said
+    assert "run 4 of 4: " in said
     assert "ER, seed 1: finished" in said
     assert contents(tmp_path) == contents(one_by_one)
 
@@ -154,7 +154,7 @@ def test_two_schedulers_share_the_cells_of_one_folder(tiny: Any, one_by_one: Pat
     said = [each.communicate(timeout=PATIENCE)[1] for each in both]
     assert [each.returncode for each in both] == [0, 0], said
     assert contents(tmp_path) == contents(one_by_one)
-    assert sum(text.count("running") for text in said) >= 4
+    assert sum(text.count("run ") for text in said) >= 4
 
 
 def test_ctrl_c_stops_all_workers_behind_a_checkpoint(tiny: Any, tmp_path: Path) -> None:

@@ -211,6 +211,44 @@ def test_entities_have_a_table_of_every_score_averaged_over_tasks(tmp_path: Path
     assert "Entity scores" not in pictures.read_text()
 
 
+def class_rows(page: Path, part: str) -> list[list[str]]:
+    """The cells of the table of classes, without the chips in its headings."""
+    table = page.read_text().split(f"<h3>{part}</h3>")[1].split("</table>")[0]
+    return [re.findall(r'data-value="([^"]*)"', row) for row in table.split("<tr>")[2:]]
+
+
+def test_each_class_has_a_row_with_its_task_and_a_column_for_each_method(tmp_path: Path) -> None:
+    names = [str(number) for number in range(6)]
+    for seed, score in ((0, 40.0), (1, 60.0)):
+        write_run(tmp_path / f"er-{seed}", "ER", seed, per_class=dict.fromkeys(names, score))
+    write_run(tmp_path / "seq", "SEQ", per_class={**dict.fromkeys(names, 10.0), "5": None})
+    page = write_page(load_runs([tmp_path]), tmp_path / "page.html")
+    rows = class_rows(page, "Classes")
+    assert rows[0] == ["0", "1", "50.0", "10.0"]
+    assert rows[5] == ["5", "3", "50.0", ""]
+    assert len(rows) == 6
+    write_run(tmp_path / "none" / "run", per_class=None)
+    assert "<h3>Classes</h3>" not in write_page(load_runs([tmp_path / "none"]), tmp_path / "n.html").read_text()
+
+
+def test_each_entity_type_has_a_row_with_its_f1(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", per_class=None, confusion=None, per_type={"person": 70.0, "place": 30.0})
+    about = json.loads((run / "run.json").read_text()) | {"modality": "token"}
+    types = ("person", "place", "time")
+    tags = {kind: ["O"] * (kind == "person") + [f"B-{kind}", f"I-{kind}"] for kind in types}
+    about["tasks"] = [{"name": kind, "classes": own} for kind, own in tags.items()]
+    (run / "run.json").write_text(json.dumps(about))
+    page = write_page(load_runs([run]), tmp_path / "page.html")
+    assert class_rows(page, "Types") == [["person", "1", "70.0"], ["place", "2", "30.0"]]
+
+
+def test_more_classes_than_fit_open_when_asked_for(tmp_path: Path) -> None:
+    matrix = [[50.0] * (t + 1) for t in range(11)]
+    write_run(tmp_path / "run", matrix=matrix)
+    source = write_page(load_runs([tmp_path]), tmp_path / "page.html").read_text()
+    assert "<details><summary>22 classes</summary>" in source.split("<h3>Classes</h3>")[1]
+
+
 def test_scores_are_called_what_the_runs_call_them(tmp_path: Path) -> None:
     write_run(tmp_path / "run", score="macro F1")
     page = write_page(load_runs([tmp_path]), tmp_path / "page.html")
@@ -279,6 +317,15 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(load_runs([folder / "runs"]), folder / "page.html")
 
 
+@needs_chromium
+def test_a_column_of_the_classes_goes_with_its_method(tab: Page, many: Path) -> None:
+    tab.open(many)
+    tab.run("document.querySelector('.picker button[data-first=\"5\"]').click()")
+    heads = "#benchmark-0-classes thead th[data-method]"
+    assert len(tab.run(SHOWN.replace("SELECTOR", heads))) == 5
+    assert tab.complaints == []
+
+
 def show_all(tab: Page) -> None:
     tab.run("document.querySelectorAll('.more').forEach(more => { if (!more.hidden) more.click(); })")
 
@@ -333,7 +380,7 @@ def test_twenty_tasks_keep_their_numbers_upright_on_a_phone(tab: Page, tmp_path:
 
 def order(tab: Page) -> list[str]:
     rows: list[str] = tab.run(
-        "Array.from(document.querySelectorAll('#benchmark-0 .sortable tbody tr')).map(r => r.dataset.method)"
+        "Array.from(document.querySelectorAll('#benchmark-0 .sortable tr[data-method]')).map(r => r.dataset.method)"
     )
     return rows
 
@@ -397,7 +444,7 @@ def test_the_reader_chooses_which_of_many_methods_to_see(tab: Page, many: Path) 
     tab.run("document.querySelector('.picker button[data-first=\"5\"]').click()")
     assert tab.run("document.querySelector('.picker output').textContent") == "5 of 12"
     assert tab.run(maps) == best[:5]
-    assert tab.run(SHOWN.replace("SELECTOR", ".sortable tbody tr")) == best[:5]
+    assert tab.run(SHOWN.replace("SELECTOR", ".sortable tr[data-method]")) == best[:5]
     drawn = "document.querySelector('[data-figure=\"benchmark-0-curves\"]').data.map(trace => trace.legendgroup)"
     assert tab.run(drawn) == best[:5]
     rows = "document.querySelector('[data-figure=\"benchmark-0-forgetting\"]').data[0].y"

@@ -1,5 +1,7 @@
 """The report: numbers by hand, damaged folders, the table and what the page is made of (test_page.py looks at it)."""
 
+import csv
+import dataclasses
 import io
 import json
 import re
@@ -16,9 +18,13 @@ from plotly.offline import get_plotlyjs
 from rich.console import Console
 from run_folders import EVIL, MATRIX, Tags, figures_of, write_evil, write_run
 
+from bace.cli.main import main
 from bace.cli.report import show_report
+from bace.config.parse import config_from
 from bace.errors import ConfigError, DataError
 from bace.report import load_runs, print_table, summary_rows, write_page
+from bace.report.export import as_csv, as_latex, summary_tables
+from bace.report.figures import shortened
 from bace.report.runs import stat
 
 # Summary
@@ -103,6 +109,48 @@ def test_settings_that_differ_part_a_method_and_name_its_rows(tmp_path: Path) ->
     assert rows[2].settings == {"alpha": "2"}
 
 
+def real_config(method: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """The settings of a run as run.json has them."""
+    return dataclasses.asdict(config_from({"benchmark": "digits", "method": method, "seed": seed, **changes}))
+
+
+def labels(folder: Path) -> list[str]:
+    return [row.label for row in summary_rows(load_runs([folder]))]
+
+
+def test_an_ablation_beside_other_methods_is_named_as_such_also_on_the_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "SEQ", config=real_config("SEQ"))
+    write_run(tmp_path / "b", "BaCE", config=real_config("BaCE", **{"method.W0": 1}))
+    assert labels(tmp_path) == ["SEQ", "BaCE (W0=1)"]
+    page = write_page(load_runs([tmp_path]), tmp_path / "page.html").read_text()
+    assert "SEQ and BaCE (W0=1) on digits" in page
+    write_run(tmp_path / "c", "BaCE", config=real_config("BaCE"))  # beside the whole method both name it
+    assert labels(tmp_path) == ["SEQ", "BaCE (W0=1)", "BaCE (W0=0.95)"]
+
+
+def test_two_spellings_of_a_name_are_one_method(tmp_path: Path) -> None:
+    for seed, name in enumerate(("er", "ER")):
+        config = real_config("ER", seed)
+        config["method"]["name"] = name  # as version 0.1 kept it
+        write_run(tmp_path / name, seed=seed, config=config)
+    (row,) = summary_rows(load_runs([tmp_path]))
+    assert (row.label, row.seeds) == ("ER", (0, 1))
+    assert config_from({"method": "der++"}).method == config_from({"method": "DERpp"}).method
+
+
+def test_methods_that_ran_with_other_epochs_say_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "SEQ", config=real_config("SEQ"))
+    write_run(tmp_path / "b", "ER", config=real_config("ER", **{"train.epochs": 9, "checkpoint.keep": 7}))
+    assert labels(tmp_path) == [f"SEQ (epochs={config_from({}).train.epochs})", "ER (epochs=9)"]
+
+
+def test_a_memory_of_its_own_for_each_method_is_no_sweep_over_sizes(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "SEQ", config=real_config("SEQ", memory=0))
+    write_run(tmp_path / "b", "ER", config=real_config("ER", memory=50))
+    assert labels(tmp_path) == ["SEQ (size=0)", "ER (size=50)"]
+    assert "Settings compared" not in write_page(load_runs([tmp_path]), tmp_path / "page.html").read_text()
+
+
 def test_settings_of_one_name_keep_their_full_names_and_missing_ones_are_unset(tmp_path: Path) -> None:
     write_run(tmp_path / "a", config={"head": {"scale": 1}, "loss": {"scale": 5}})
     write_run(tmp_path / "b", config={"head": {"scale": 2}})
@@ -171,6 +219,38 @@ def test_an_unfinished_run_is_loaded_but_enters_no_number(tmp_path: Path) -> Non
         ("LwF", True, 0),
     ]
     assert [row.label for row in summary_rows(runs)] == ["ER"]
+
+
+def test_the_tasks_of_a_killed_run_are_those_in_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run", finished=False)
+    (folder / "matrix.csv").unlink()  # a run writes it at its end
+    lines = [json.dumps({"event": "task", "task": t, "scores": row}) for t, row in enumerate(MATRIX[:2], 1)]
+    (folder / "log.jsonl").write_text("\n".join(['{"event": "start"}', *lines, '{"event": "epo']))
+    (run,) = load_runs([folder])
+    assert run.matrix == ((90.0,), (70.0, 80.0))
+    show_report([folder], tmp_path / "page.html")
+    assert f"{folder}: 2 of 3 tasks done" in capsys.readouterr().out
+    assert "2 of 3 tasks done" in (tmp_path / "page.html").read_text()
+    (folder / "log.jsonl").write_text(lines[1])
+    with pytest.raises(DataError, match=r"log\.jsonl.*task 2"):
+        load_runs([folder])
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["cat", "a-very-long-name-of-a-dog"], ["cat", "a-very-long-n…"]),
+        (["electric-guitar-1", "electric-guitar-2"], ["electri…itar-1", "electri…itar-2"]),
+        (["ab-0-cccccccccccccccccccc", "ab-1-cccccccccccccccccccc"], ["ab-0-cccccccc…", "ab-1-cccccccc…"]),
+        ([f"aaaaaaaaa{i}{'b' * 20}" for i in "12"] + ["aaaaaaaaaz" + "b" * 20], None),
+        ([f"{'a' * 20}{i}{'b' * 20}" for i in "12"], ["1…bbbbbbbbbbbb", "2…bbbbbbbbbbbb"]),
+    ],
+)
+def test_class_names_that_are_cut_stay_different(names: list[str], shown: list[str] | None) -> None:
+    found = shortened(names, 14)
+    assert len(set(found)) == len(names)
+    assert max(map(len, found)) <= 14
+    assert shown is None or found == shown
 
 
 ABOUT = '"method": "ER", "benchmark": "digits", "seed": 0, "config": {}'
@@ -443,3 +523,38 @@ def test_a_comparison_of_all_methods_is_ranked(tmp_path: Path, capsys: pytest.Ca
         show_report([tmp_path / name for name in ("Low", "High", "Middle")], tmp_path / "page.html", ranked=ranked)
         shown = capsys.readouterr().out
         assert sorted(expected, key=shown.index) == expected
+
+
+# For other programs
+
+
+def test_the_table_as_csv_and_latex(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, last in ((0, 80.0), (1, 82.0)):
+        write_run(tmp_path / "runs" / f"er{seed}", "ER_50%", seed, A_last=last)
+    write_run(tmp_path / "runs" / "seq", "SEQ", FGT=None)
+    words = [str(tmp_path / "runs"), "--out", str(tmp_path / "p.html")]
+    assert main(["report", *words, "--csv", str(tmp_path / "t.csv"), "--latex", str(tmp_path / "t.tex")]) == 0
+    assert f"written: {tmp_path / 't.csv'}" in capsys.readouterr().out
+    with (tmp_path / "t.csv").open() as file:
+        first, second = csv.DictReader(file)
+    assert (first["benchmark"], first["method"], first["seeds"]) == ("digits", "ER_50%", "2")
+    assert (float(first["A_last"]), float(first["A_last_std"])) == (81.0, pytest.approx(2**0.5))
+    assert (second["FGT"], second["A_last_std"]) == ("", "")
+    latex = (tmp_path / "t.tex").read_text()
+    assert latex.startswith("% digits\n\\begin{tabular}{lrrrrrrr}\n\\hline\nmethod & seeds & A\\_last &")
+    assert r"ER\_50\% & 2 & 81.0 $\pm$ 1.4 & 75.0 $\pm$ 0.0 &" in latex
+    assert latex.count("\\\\\n") == 3
+
+
+def test_a_table_without_rows_is_an_empty_one(tmp_path: Path) -> None:
+    write_run(tmp_path / "half", finished=False)
+    rows = summary_rows(load_runs([tmp_path]))
+    assert as_csv(rows).strip() == ""
+    assert as_latex(summary_tables(rows)) == ""
+
+
+@pytest.mark.parametrize("text", ["\\input{x}", "{}%&#$_~^", "a\nb"])
+def test_no_name_is_a_command_of_latex(text: str) -> None:
+    line = as_latex([("t\nt", ["method"], [[text]])]).splitlines()
+    assert len(line) == 8  # nothing has begun a line of its own
+    assert re.sub(r"\\(textbackslash|textasciitilde|textasciicircum)\{\}|\\[{}_%&#$]|[\w ]", "", line[5]) == "\\\\"

@@ -505,6 +505,9 @@ def test_csv_of_picture_paths(tmp_path):
         ("text,label\na,x\nb,c,x\n", r"t\.csv, line 3: 3 fields under 2 column names.*double quotes"),
         ('text,label\na,x\n"b,x\n', r"t\.csv, line 3: .*quotes"),
         ("text,lable\na,x\n", "no column 'label'. Did you mean 'lable'"),
+        ("text,number\na,x\n", r"no column 'label'. Columns: text \(string\), number \(string\)"),
+        ("text;label\na, b;x\n", r"t\.csv is separated by ';', not by commas.*'text;label'"),
+        ("text\tlabel\na\tx\n", r"separated by '\\t'.*rename it to \.tsv"),
         ("text,label\n", "no rows"),
         ("", r"t\.csv is empty"),
     ],
@@ -519,6 +522,32 @@ def test_a_csv_file_in_another_encoding_is_named(tmp_path):
     path.write_bytes("text,label\nfranz\xf6sisch,x\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"t\.csv is not in UTF-8"):
         read(path)
+
+
+def test_a_table_of_one_column_is_no_table_of_another_separator(tmp_path):
+    path = write(tmp_path / "t.csv", "text\na;b\n")
+    with pytest.raises(DataError, match="no column 'label'"):
+        read(path)
+
+
+@pytest.mark.parametrize("inside", [".", "train", "train/deeper"])
+def test_pictures_without_folders_of_classes_are_said_to_be_so(tmp_path, inside):
+    for name in (inside, "test") if inside != "." else (inside,):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "1.png").write_bytes(png(picture(0)))
+    if inside == "train/deeper":  # a class
+        assert read(tmp_path).labels == ["deeper"]
+        return
+    with pytest.raises(DataError, match=r"holds pictures, but no folders of classes.*<class>/.*train\.csv"):
+        read(tmp_path)
+
+
+def test_a_text_model_refuses_the_names_of_pictures(tmp_path):
+    path = tmp_path / "1.png"
+    path.write_bytes(png(picture(0)))
+    with pytest.raises(DataError, match="these are pictures, and this model takes texts"):
+        as_inputs([str(path)], modality="text")
+    assert as_inputs(["no file but a text about 1.png"], modality="text")[1] == ["no file but a text about 1.png"]
 
 
 @pytest.mark.parametrize("column", ["input_column", "label_column"])

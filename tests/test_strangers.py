@@ -475,7 +475,8 @@ def test_control_characters_are_shown_escaped(tiny: Any, tmp_path: Path, capsys:
     assert "nothing\\x1b" in said
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.csv").write_text(f"text,label\nhello,\nbye,cat{clear}\n")
-    assert main(["run", "--benchmark", "my-texts", "--benchmark.path", str(tmp_path / "data"), "--method", "SEQ"]) == 2
+    words = ["--benchmark", "my-texts", "--benchmark.path", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
+    assert main(["run", "--method", "SEQ", *words]) == 2
     assert "\x1b" not in one_sentence(capsys)
 
 

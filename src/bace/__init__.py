@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "Learner", "Method", "Stage", "Stream", "Task", "load", "run"]
+__all__ = ["Batch", "Learner", "Method", "Stage", "Stream", "Task", "compare", "load", "run"]
 
 if TYPE_CHECKING:
     from bace.core.method import Method, Stage
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from bace.data.batch import Batch
     from bace.experiments.run import run
     from bace.learner import Learner
+    from bace.report.comparison import compare
 
 _HOMES = {
     "Batch": "bace.data.batch",
@@ -19,6 +20,7 @@ _HOMES = {
     "Stage": "bace.core.method",
     "Stream": "bace.core.stream",
     "Task": "bace.core.stream",
+    "compare": "bace.report.comparison",
     "run": "bace.experiments.run",
 }
 

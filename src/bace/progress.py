@@ -1,4 +1,5 @@
-"""Progress on the terminal: bars for whoever is looking, and lines for a log."""
+"""Progress: lines for everyone, and on a terminal a bar below them. Both go to the standard error, so that the standard
+output holds results and nothing else."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -8,6 +9,12 @@ from typing import Any
 from bace.errors import printable
 
 Show = Callable[[float, str], None]
+Tell = Callable[[str], None]
+
+
+def tell(line: str) -> None:
+    """Print a line at once, also into a pipe or a file."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -25,16 +32,16 @@ class Board:
     """How far many runs are: a bar for each that is running and one for all of them on a terminal; elsewhere, and of
     runs that have ended, a line."""
 
-    def __init__(self, total: int, bars: Any = None) -> None:
-        self.total, self.ended, self.bars = total, 0, bars
+    def __init__(self, total: int, bars: Any = None, tell: Tell = tell) -> None:
+        self.total, self.begun, self.ended, self.bars, self.print = total, 0, 0, bars, tell
         self.rows: dict[str, Any] = {}  # by name: the bar, or None, of a run that has begun
         self.all = bars and bars.add_task("", total=total, title=f"all {total} runs")
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, *, continued: bool = False) -> None:
         if name not in self.rows:
             self.rows[name] = self.bars and self.bars.add_task("", total=1.0, title=name)
-            if not self.bars:
-                self.line(f"{name}: running")
+            self.begun += 1
+            self.line(f"run {self.begun} of {self.total}: {name}{', continued' if continued else ''}")
         self.update(name, 0.0, "")
 
     def update(self, name: str, done: float, text: str) -> None:
@@ -47,23 +54,28 @@ class Board:
 
     def end(self, name: str, said: str) -> None:
         self.ended += 1
+        if name not in self.rows:
+            self.begun += 1
         if self.bars:
             self.bars.update(self.all, completed=self.ended)
             if name in self.rows:
                 self.bars.remove_task(self.rows.pop(name))
-        self.line(f"[{self.ended}/{self.total}] {name}: {said}")
+        self.tell(name, said)
+
+    def tell(self, name: str, text: str) -> None:
+        self.line(f"{name}: {text}" if self.total > 1 else text)
 
     def line(self, text: str) -> None:
         if self.bars:
             self.bars.console.print(printable(text), markup=False, highlight=False)
         else:
-            print(printable(text), file=sys.stderr, flush=True)
+            self.print(printable(text))
 
 
 @contextmanager
-def board(total: int) -> Iterator[Board]:
-    if not sys.stderr.isatty():
-        yield Board(total)
+def board(total: int, tell_lines: Tell | None = None) -> Iterator[Board]:
+    if tell_lines is not None or not sys.stderr.isatty():
+        yield Board(total, tell=tell_lines or tell)
         return
     with _bars() as bars:
         yield Board(total, bars)
@@ -73,5 +85,17 @@ def _bars() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.fields[title]}"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    columns = (
+        TextColumn("{task.fields[title]}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+
+
+def duration(seconds: float) -> str:
+    """As many digits as an estimate deserves: '40 s', '12 min', '3.5 h'."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

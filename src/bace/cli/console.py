@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 from bace.errors import ConfigError, printable
 
@@ -35,6 +36,14 @@ def print_rows(header: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(printable(value)) for value in row))  # Text, because a str would be read as markup
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be written: {error.strerror}") from error
+    print(f"written: {path}")
 
 
 def print_json(value: object) -> None:

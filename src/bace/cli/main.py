@@ -44,7 +44,7 @@ def answer(words: list[str]) -> int:
         print(f"bace: unexpected error: {printable(one_line(error))}. {kept_traceback()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        how = "a run with --out is continued with --resume, a comparison or search by the same command"
+        how = "a run is continued by `bace run --resume DIR`, everything else by the same command"
         print(f"bace: stopped; {how}", file=sys.stderr)
         return 130
     return 0

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bace.cli.console import check_seeds, name_failures, print_rows
-from bace.errors import BaceError, ConfigError
+from bace.cli.console import check_seeds, name_failures, print_rows, write
+from bace.errors import BaceError
 from bace.paper.tables import ENTRIES, Cell, Entry, Scale, find_entry
 
 if TYPE_CHECKING:  # imports torch
@@ -111,7 +111,8 @@ def show_entry(
         csv: a file for the numbers.
         latex: a file for the tables in LaTeX.
     """
-    from bace.paper.results import as_csv, as_latex, collect, tables
+    from bace.paper.results import as_csv, collect, tables
+    from bace.report.export import as_latex
 
     entry = find_entry(id)
     if not any(folder.exists() for cell in entry.cells() for folder in [cell.folder(out, scale, 0).parent]):
@@ -146,14 +147,6 @@ def show_claims(*, scale: Scale = "desk", out: Path = Path("paper"), markdown: b
 
 
 COMMANDS = {"list": list_entries, "run": run_entry, "show": show_entry, "claims": show_claims}
-
-
-def write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be written: {error.strerror}") from error
-    print(f"written: {path}")
 
 
 def show_tables(entry: Entry, scale: Scale, out: Path) -> None:

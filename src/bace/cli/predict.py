@@ -1,41 +1,89 @@
-"""bace predict: predictions for files, with the model of a finished run."""
+"""bace predict: predictions for files, with the model of a run, a comparison or a saved learner."""
 
+from collections.abc import Iterator
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bace.cli.console import in_line
-from bace.errors import DataError
+from bace.errors import CheckpointError, printable
+from bace.progress import tell
+
+if TYPE_CHECKING:
+    from bace.learner import Learner
+
+AT_ONCE = 1024  # examples that are read, predicted and printed together
 
 
-def command(run: Path, files: list[Path], *, json: bool = False, trust: bool = False, force: bool = False) -> None:
-    """Predict with the model of a finished run.
+def command(
+    model: Path,
+    files: list[Path],
+    *,
+    column: str | None = None,
+    json: bool = False,
+    trust: bool = False,
+    force: bool = False,
+) -> None:
+    """Predict with a model that has been learned.
 
-    A line is printed for each picture, or for each line of text files, with its class or its entities.
+    A line is printed for each example, with its place and its class or its entities. Examples are pictures, lines of
+    text, sentences of CoNLL files, and rows of CSV, JSONL and Parquet files; labels are not looked at.
 
     Args:
-        run: the folder of one run, made by `bace run --out RUN` or in the folder of a comparison.
-        files: at least one file: pictures, or texts.
+        model: the folder of a run, of a comparison (whose best run is taken), or of a saved Learner.
+        files: at least one file or folder; - is the standard input: texts, or the names of pictures, a line each.
+        column: of tables, the column that holds the examples; by default the one that was learned from.
         json: print a JSON object a line; for entities with words, tags and positions.
-        trust: a method of your own that RUN names may be imported, which runs its code.
+        trust: a method of your own that MODEL names may be imported, which runs its code.
         force: predict though run.json was changed after the run.
     """
-    for row in predict_files(run, files, trust=trust, force=force):
+    for row in predict_files(open_model(model, trust=trust, force=force), files, column):
         print(dumps(row) if json else "\t".join(map(in_line, row.values())))
 
 
-def predict_files(folder: Path, files: list[Path], *, trust: bool = False, force: bool = False) -> list[dict[str, Any]]:
-    """A row per picture; per line of a text file (a text; or a sentence, whose entities' positions are characters of
-    the line)."""
-    from bace.data.modalities import find_modality
+def open_model(folder: Path, *, trust: bool = False, force: bool = False) -> "Learner":
+    """The model in a folder of ours, whatever kind of folder it is."""
+    from bace.core.checkpoint import is_foreign
+    from bace.experiments.run_folder import is_begun, run_folders
     from bace.learner import Learner
 
-    learner = Learner.from_run(folder, trust=trust, force=force)
-    for file in files:
-        if not file.is_file():
-            if file.is_dir():
-                raise DataError(f"'{file}' is a folder: name the files in it")
-            raise DataError(f"there is no file '{file}': check the path")
-    found = find_modality(str(learner.modality)).from_files(files)
-    described = learner.describe([example for _, example in found]) if found else []
-    return [{"where": where, **row} for (where, _), row in zip(found, described, strict=True)]
+    if is_begun(folder):
+        return Learner.from_run(folder, trust=trust, force=force)
+    if folder.is_dir() and (runs := list(run_folders(folder))):
+        return Learner.from_run(best_of(folder, runs), trust=trust, force=force)
+    try:
+        return Learner.load(folder, trust=trust)
+    except CheckpointError as error:
+        if folder.is_dir() and any(folder.iterdir()) and not is_foreign(folder):
+            raise
+        raise CheckpointError(f"{error}; and '{folder}' is not a run folder, nor a folder of runs") from error
+
+
+def best_of(folder: Path, runs: list[Path]) -> Path:
+    """The finished run with the highest A_last, which is said."""
+    from bace.experiments.run_folder import load_runs
+
+    scores = {run.folder: run.metrics.A_last for run in load_runs(runs) if run.metrics is not None}
+    if not scores:
+        raise CheckpointError(f"no run in '{folder}' is finished: continue one with `bace run --resume DIR`")
+    best = max(scores, key=lambda run: scores[run])
+    if len(scores) > 1:
+        said = f"of the {len(scores)} finished runs in {folder}, {best} has the highest A_last ({scores[best]:.2f})"
+        tell(printable(f"{said} and predicts"))
+    return best
+
+
+def predict_files(learner: "Learner", files: list[Path], column: str | None = None) -> Iterator[dict[str, Any]]:
+    """A row per example, with the place where it stands."""
+    from bace.data.modalities import find_modality
+    from bace.data.table import unlabelled
+
+    modality = find_modality(str(learner.modality))
+    learned = learner.config.benchmark if learner.config else {}
+    inputs: Any = column or learned.get("input_column")
+    label: Any = learned.get("label_column")
+    found = [example for file in files for example in unlabelled(file, modality, inputs, label)]
+    for start in range(0, len(found), AT_ONCE):
+        part = found[start : start + AT_ONCE]
+        for (where, _), row in zip(part, learner.describe([example for _, example in part]), strict=True):
+            yield {"where": where, **row}

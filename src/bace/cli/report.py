@@ -4,25 +4,34 @@ import sys
 import warnings
 from pathlib import Path
 
+from bace.cli.console import write
 from bace.errors import printable
 
 
-def command(folders: list[Path], *, out: Path = Path("report.html")) -> None:
+def command(
+    folders: list[Path], *, out: Path = Path("report.html"), csv: Path | None = None, latex: Path | None = None
+) -> None:
     """Print the table of runs and write their page.
 
-    Seeds of one setting share a row; settings that differ between runs are compared on the page.
+    Seeds of one setting share a row, which is named by what tells it from the others; settings that differ between runs
+    are compared on the page.
 
     Args:
         folders: at least one run folder, or a folder of run folders such as `bace compare` makes.
         out: the page: one file, to be opened, mailed or printed.
+        csv: a file for the numbers of the table.
+        latex: a file for the table in LaTeX.
     """
-    show_report(folders, out)
+    show_report(folders, out, csv=csv, latex=latex)
 
 
-def show_report(folders: list[Path], page: Path, *, ranked: bool = False) -> None:
+def show_report(
+    folders: list[Path], page: Path, *, ranked: bool = False, csv: Path | None = None, latex: Path | None = None
+) -> None:
     from rich.console import Console
 
     from bace.report import load_runs, print_table, summary_rows, write_page
+    from bace.report.export import as_csv, as_latex, summary_tables
 
     runs = load_runs(folders)
     for run in runs:
@@ -32,6 +41,12 @@ def show_report(folders: list[Path], page: Path, *, ranked: bool = False) -> Non
     if ranked:
         rows.sort(key=lambda row: row.A_last.mean if row.A_last else 0.0, reverse=True)
     print_table(rows, Console(width=None if sys.stdout.isatty() else 120))
-    if unfinished := [printable(str(run.folder)) for run in runs if run.metrics is None]:
-        print(f"not in the table, because unfinished (bace run --resume DIR): {', '.join(unfinished)}")
+    if unfinished := [run for run in runs if run.metrics is None]:
+        print("not in the table, because unfinished (bace run --resume DIR):")
+    for run in unfinished:
+        print(f"  {printable(str(run.folder))}: {len(run.matrix)} of {len(run.tasks)} tasks done")
     print(f"page: {write_page(runs, page)}")
+    if csv:
+        write(csv, as_csv(rows))
+    if latex:
+        write(latex, as_latex(summary_tables(rows)))

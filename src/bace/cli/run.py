@@ -7,6 +7,7 @@ from typing import Any
 
 from bace.config.parser import Parser
 from bace.errors import ConfigError
+from bace.progress import bar, tell
 
 
 def command(
@@ -25,7 +26,8 @@ def command(
     --backbone.name and --memory.size. The defaults below are those of this method on this benchmark.
 
     Args:
-        out: the folder that keeps the run.
+        out: the folder that keeps the run, which must be new; by default runs/BENCHMARK-METHOD-SEED, where the same
+            command continues what was stopped and shows what is finished.
         resume: the folder of a run that was stopped; it is continued with its own settings.
         config: a YAML file of settings; those of the command line win.
         trust: a method of your own that the file or folder names may be imported, which runs its code.
@@ -33,12 +35,11 @@ def command(
         print_config: print the settings as YAML and run nothing.
     """
     from bace.cli.settings import from_file
-    from bace.config.parse import as_yaml, config_from, flatten
-    from bace.core.metrics import MEASURES
-    from bace.core.resources import in_words as in_bytes
+    from bace.config.parse import as_yaml, config_from, flatten, method_label
+    from bace.experiments.cells import Cell, is_done
+    from bace.experiments.compare import default_folder
     from bace.experiments.run import run
-    from bace.experiments.run_folder import read_description
-    from bace.progress import bar
+    from bace.experiments.run_folder import is_begun, read_description
 
     if resume:
         if settings or config or out:
@@ -49,18 +50,36 @@ def command(
     if print_config:
         print(as_yaml(chosen), end="")
         return
-    with bar(f"{chosen.method['name']} on {chosen.benchmark['name']}, seed {chosen.seed}") as show:
-        if resume:
-            result = run(resume=resume, force=force, show=show, tell=print)
-        else:
-            result = run(chosen, out=out, show=show, tell=print)
-    kept = result.metrics["kept"]
-    print(f"networks and memory held: {in_bytes(kept[0])} after task 1, {in_bytes(kept[-1])} after task {len(kept)}")
-    numbers = {key: result.metrics[key] for key in (*MEASURES, "seconds")}
-    of = "" if result.metrics["score"] == "accuracy" else f"  (of {result.metrics['score']})"
+    folder = resume or out or default_folder(chosen)
+    title = f"{method_label(chosen.method)} on {chosen.benchmark['name']}, seed {chosen.seed}"
+    state = ""
+    if not (resume or out) and is_begun(folder):
+        state = ", finished before" if is_done(Cell(title, folder, chosen)) else ", continued"
+    tell(f"{title}, kept in {folder}{state}")
+    if state != ", finished before":
+        with bar(title) as show:
+            if resume or state:
+                run(resume=folder, force=force, show=show, tell=tell)
+            else:
+                run(chosen, out=folder, show=show, tell=tell)
+    show_numbers(folder)
+
+
+def show_numbers(folder: Path) -> None:
+    """What a finished run has scored, and what it holds."""
+    from bace.core.metrics import MEASURES
+    from bace.core.resources import in_words as in_bytes
+    from bace.experiments.run_folder import load_run
+
+    found = load_run(folder).metrics
+    assert found is not None
+    if kept := found.kept:
+        first, last = in_bytes(kept[0]), in_bytes(kept[-1])
+        print(f"networks and memory held: {first} after task 1, {last} after task {len(kept)}")
+    numbers = {key: getattr(found, key) for key in (*MEASURES, "seconds")}
+    of = "" if found.score == "accuracy" else f"  (of {found.score})"
     print("  ".join(f"{key} {'-' if value is None else f'{value:.2f}'}" for key, value in numbers.items()) + of)
-    if result.folder:
-        print(f"run folder: {result.folder}")
+    print(f"run folder: {folder}")
 
 
 def prepare(parser: Parser, words: Sequence[str]) -> None:

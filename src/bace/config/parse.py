@@ -22,7 +22,7 @@ from bace.core.method import Method
 from bace.data.benchmarks import find_benchmark
 from bace.data.settings import DataSettings
 from bace.errors import ConfigError, closest_name
-from bace.methods import find_method, import_method
+from bace.methods import find_method, import_method, plain_name
 
 SECTIONS: dict[str, type] = {
     "backbone": Backbone,
@@ -165,7 +165,7 @@ def _add_section(parser: Parser, name: str, section: type, named: str = "") -> N
 def _add_method(parser: Parser, method: type[Method]) -> None:
     """The hyper-parameters. Those that a constructor passes on are declared, and explained, by a class further up."""
     group = parser.add_argument_group(method.title)
-    meaning = "a name of `bace list methods`, or package.Class"
+    meaning = "a name of `bace list methods`, package.Class, or file.py:Class"
     group.add_argument("--method.name", type=str, default=DEFAULT_NAMES["method.name"], help=meaning)
     names = set(method.hyper_parameters())
     left = set(names)
@@ -191,7 +191,8 @@ def as_config(parsed: Namespace) -> Config:
     studies = [name for part in parsed["studies"] for name in (part if isinstance(part, list) else [part])]
     method = {**vars(parsed["method"])}
     in_order = {name: method.pop(name) for name in find_method(method["name"]).hyper_parameters()}
-    return Config(vars(parsed["benchmark"]), {**in_order, **method}, studies=studies, seed=parsed["seed"], **sections)
+    own = {**in_order, "name": plain_name(method["name"])}
+    return Config(vars(parsed["benchmark"]), own, studies=studies, seed=parsed["seed"], **sections)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def predict(
     return stream.rows_of(examples)[0], in_order(predicted)
 
 
-def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenient: bool = False) -> dict[str, float]:
+def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenient: bool = False) -> dict[str, Any]:
     """What a test set's predictions are worth, in percent; "score" is the one the accuracy matrix takes."""
     own = [stream.names[c] for c in task.classes]
     return stream.modality.score(_predicted(stream, rows, predicted, stream.tasks[-1]), own, lenient=lenient)
@@ -82,7 +82,7 @@ def transfer(method: Method, task: Task, *, lenient: bool = False) -> dict[str, 
             return method.transfer_scores(asked.to(stream.device), head).cpu()
 
     def scored(scores: Tensor) -> float:
-        return score(stream, task, rows, scores.argmax(1), lenient=lenient)["score"]
+        return float(score(stream, task, rows, scores.argmax(1), lenient=lenient)["score"])
 
     informed = scores_with(rows_from_data, 0)
     foreign = torch.ones(informed.shape[1], dtype=torch.bool)

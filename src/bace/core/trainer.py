@@ -34,6 +34,7 @@ from bace.core.study import Observation, Study
 from bace.data.batch import Batch
 from bace.errors import Stopped
 from bace.models.model import Model
+from bace.progress import Show, Tell, duration
 from bace.randomness import seed_dropout
 
 
@@ -69,7 +70,8 @@ class Trainer:
         config: training, measures and checkpoint settings.
         log: takes one JSON-able event at a time.
         save: called with (tensors, JSON state) when a checkpoint is due; None: never saved.
-        show: called with the current position for a progress bar.
+        show: called with the share done and the current position, for a progress bar.
+        tell: called after each task of a run with a line of its scores and of the time that is left.
         studies: the studies that observe the run, by name.
         stopping: called at every resume point; returns the signal that asks the run to stop, if one has arrived.
     """
@@ -82,12 +84,13 @@ class Trainer:
         *,
         log: Callable[[dict[str, Any]], None] = lambda event: None,
         save: Callable[[dict[str, Tensor], dict[str, Any]], None] | None = None,
-        show: Callable[[float, str], None] = lambda done, text: None,
+        show: Show = lambda done, text: None,
+        tell: Tell = lambda line: None,
         stopping: Callable[[], int | None] = lambda: None,
         studies: Mapping[str, Study] | None = None,
     ) -> None:
         self.method, self.stream, self.config = method, stream, config
-        self.log, self.save, self.show, self.stopping = log, save, show, stopping
+        self.log, self.save, self.show, self.tell, self.stopping = log, save, show, tell, stopping
         self.studies = studies or {}
         self.now, self.results, self.losses = method.now, Results(), LossLog()
         self.optimiser: torch.optim.Optimizer | None = None
@@ -95,6 +98,8 @@ class Trainer:
         self.restored: OptimiserState | None = None  # from the checkpoint, until a stage uses it
         self.steps_since_save, self.saved_at = 0, time.monotonic()
         self.clock = self.spent()
+        self.began: tuple[float, float] | None = None  # the time of this process's first step, and the share done then
+        self.loss: float | None = None  # of the last epoch
 
     # -- the main path
 
@@ -103,6 +108,7 @@ class Trainer:
         for task in self.stream[self.now.tasks_done :]:
             self.learn(task)
             self.evaluate(task)
+            self.tell(self.task_in_words(task))
             self.now.end(task)
             self.resume_point("task", due=True)
         return self.results
@@ -328,15 +334,33 @@ class Trainer:
     def show_progress(self, stage: Stage, stages: int) -> None:
         now, tasks = self.now, len(self.stream)
         share_of_stage = (now.epoch + now.step / now.steps) / stage.epochs
+        done = (now.task + (now.stages_done + share_of_stage) / stages) / tasks
+        self.began = self.began or (time.monotonic(), done)
         text = f"task {now.task + 1}/{tasks} {stage.name} epoch {now.epoch + 1}/{stage.epochs}"
-        self.show((now.task + (now.stages_done + share_of_stage) / stages) / tasks, text)
+        text += "" if self.loss is None else f", loss {self.loss:.3g}"
+        text += f", A_t {metrics.average_accuracy(self.results.matrix[-1]):.1f}" if self.results.matrix else ""
+        self.show(done, text + self.left_in_words(done))
+
+    def task_in_words(self, task: Task) -> str:
+        """'task 2/5: A_t 97.20, A_new 98.50, 40 s left'."""
+        matrix, tasks = self.results.matrix, len(self.stream)
+        new = metrics.new_task_accuracy(matrix)
+        scores = f"A_t {metrics.average_accuracy(matrix[-1]):.2f}" + ("" if new is None else f", A_new {new:.2f}")
+        return f"task {task.index + 1}/{tasks}: {scores}{self.left_in_words((task.index + 1) / tasks)}"
+
+    def left_in_words(self, done: float) -> str:
+        """', 40 s left', if the rest goes on as fast as what this process has done."""
+        if self.began is None or done <= self.began[1] or done >= 1:
+            return ""
+        return f", {duration((time.monotonic() - self.began[0]) * (1 - done) / (done - self.began[1]))} left"
 
     def log_epoch(self, stage: Stage) -> None:
         sums = dict(self.now.sums)
         steps = sums.pop("steps", 0)
         terms = {name: value / steps for name, value in sums.items()} if steps else {}
+        self.loss = sum(terms.values()) if terms else None
         event = {"event": "epoch", "task": self.now.task + 1, "stage": stage.name, "epoch": self.now.epoch}
-        self.log({**event, "loss": sum(terms.values()) if terms else None, "terms": terms})
+        self.log({**event, "loss": self.loss, "terms": terms})
 
     # -- saving and going on
 

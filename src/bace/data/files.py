@@ -7,7 +7,7 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,8 @@ from bace.files import inside
 
 _CSV_SUFFIXES = {".csv", ".tsv"}
 _JSONL_SUFFIXES = {".jsonl", ".ndjson"}
-_CONLL_SUFFIXES = {".txt", ".conll", ".iob", ".iob2", ".bio"}
+CONLL_SUFFIXES = {".txt", ".conll", ".iob", ".iob2", ".bio"}
+TABLE_SUFFIXES = _CSV_SUFFIXES | _JSONL_SUFFIXES | {".parquet"}
 
 # The words for a split in file and folder names, best first. Many sets publish no labelled test split and are
 # scored on the validation one, so "test" falls back to it.
@@ -71,6 +72,17 @@ def open_source(source: str | Path, split: str, subset: str | None = None, *, co
     raise DataError(f"{path} is no file or folder. Check the path, or give a hub id of the form owner/name.")
 
 
+def open_table(path: Path) -> Raw | None:
+    """A file of named columns; None if it is none."""
+    return _open_file(path) if path.suffix.lower() in TABLE_SUFFIXES else None
+
+
+def files_in(folder: Path, suffixes: Collection[str]) -> list[Path]:
+    """The files in a folder, and in those below it, that end so; hidden ones are left out."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
 def has_split(source: str | Path, split: str) -> bool:
     """Whether a folder here has that split; a file has none, and of a hub set it is not known."""
     path = Path(source).expanduser()
@@ -87,7 +99,7 @@ def _open_file(path: Path, conll: bool = False) -> Raw:
         return _open_csv(path)
     if suffix in _JSONL_SUFFIXES:
         return _open_jsonl(path)
-    if suffix in _CONLL_SUFFIXES or conll:
+    if suffix in CONLL_SUFFIXES or conll:
         return _open_conll(path)
     raise DataError(
         f"{path}: files ending in '{suffix}' cannot be read. Give .parquet, .csv, .tsv, .jsonl, .txt or .conll, "
@@ -114,6 +126,11 @@ def _open_folder(folder: Path, split: str) -> Raw:
     splits = [word for word in every_word if _find_split(folder, word) or find_arrays(folder, word)]
     if splits:
         raise DataError(f"{folder} has no split '{split}'. It has: {', '.join(splits)}.")
+    if loose := _loose_pictures(folder):
+        raise DataError(
+            f"{loose} holds pictures, but no folders of classes: put the pictures of each class in a folder of its "
+            f"name ({loose}/<class>/), or list them in {folder}/train.csv with the columns image and label."
+        )
     if any(_image_files(sub) for sub in _folders(folder)):
         if split == "train":
             return _open_images(folder)
@@ -261,6 +278,12 @@ def _open_csv(path: Path) -> Raw:
         separator = "\t" if path.suffix.lower() == ".tsv" else ","
         reader = csv.reader(_lines(path, keep_ends=True), delimiter=separator, strict=True)
         header = [name.strip() for name in next(reader, [])]
+        if len(header) == 1 and (other := next((mark for mark in ";\t|," if mark in header[0]), None)):
+            said = "commas" if separator == "," else "tabs"
+            raise DataError(
+                f"{path} is separated by {other!r}, not by {said} (its first line is {header[0][:80]!r}): save it with "
+                f"{said}" + (", or rename it to .tsv." if other == "\t" else ".")
+            )
         if repeated := [name for name, times in Counter(header).items() if times > 1]:
             raise DataError(f"{path} has the column '{repeated[0]}' twice: rename or remove one of them.")
         for fields in reader:
@@ -304,26 +327,35 @@ def _open_jsonl(path: Path) -> Raw:
 def _open_conll(path: Path) -> Raw:
     records: list[dict[str, Any]] = []
     numbers: list[int] = []  # the line each sentence begins on
-    words: list[str] = []
-    for number, line in enumerate(_lines(path), start=1):
-        # Words may contain no-break and other exotic spaces, so only tabs and blanks separate.
-        fields = [field for field in re.split(r"[ \t]+", line.strip(" \t")) if field]
-        if not fields or fields[0] == "-DOCSTART-":
-            words = []
-            continue
-        if len(fields) == 1:
-            raise DataError(f"{path}, line {number}: only one column, {fields[0]!r}. Expected a word and its tag.")
-        if not TAG.fullmatch(fields[-1]):
-            raise DataError(not_iob(f"{path}, line {number}", fields[-1]))
-        if not words:
-            words = []
-            records.append({"tokens": words, "ner_tags": []})
-            numbers.append(number)
-        words.append(fields[0])
-        records[-1]["ner_tags"].append(fields[-1])
+    for first, words, tags in conll_sentences(_lines(path)):
+        for number, (word, tag) in enumerate(zip(words, tags, strict=True), first):
+            if tag is None:
+                raise DataError(f"{path}, line {number}: only one column, {word!r}. Expected a word and its tag.")
+            if not TAG.fullmatch(tag):
+                raise DataError(not_iob(f"{path}, line {number}", tag))
+        records.append({"tokens": words, "ner_tags": tags})
+        numbers.append(first)
     if not records:
         raise DataError(f"{path} has no sentences.")
     return _from_records(path, records, lambda row: f"{path}, the sentence from line {numbers[row]}", path.parent)
+
+
+def conll_sentences(lines: Iterable[str]) -> Iterator[tuple[int, list[str], list[str | None]]]:
+    """Sentences of a word a line: the line that each begins on, its words, and what stands last behind each of them, if
+    anything does."""
+    words: list[str] = []
+    tags: list[str | None] = []
+    first = 0
+    for number, line in enumerate([*lines, ""], start=1):
+        # Words may contain no-break and other exotic spaces, so only tabs and blanks separate.
+        fields = [field for field in re.split(r"[ \t]+", line.strip(" \t")) if field]
+        if fields and fields[0] != "-DOCSTART-":
+            first = first if words else number
+            words.append(fields[0])
+            tags.append(fields[-1] if len(fields) > 1 else None)
+        elif words:
+            yield first, words, tags
+            words, tags = [], []
 
 
 def _from_records(source: Path, records: list[dict[str, Any]], where: Callable[[int], str], folder: Path | None) -> Raw:
@@ -430,7 +462,7 @@ def _find_split(folder: Path, word: str) -> list[Path]:
     tables = [path for path in files if path.suffix.lower() in _CSV_SUFFIXES | _JSONL_SUFFIXES]
     # A folder of pictures right inside is a class of that name (CIFAR-100 has the class "train"), not a split.
     images = [sub for sub in _folders(folder) if sub.name.lower() == word and _has_classes(sub)]
-    return tables or images or [path for path in files if path.suffix.lower() in _CONLL_SUFFIXES]
+    return tables or images or [path for path in files if path.suffix.lower() in CONLL_SUFFIXES]
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -443,13 +475,23 @@ def _has_classes(folder: Path) -> bool:
     return bool(names) and (names != ["images"] or (folder / "val_annotations.txt").is_file())
 
 
+def _loose_pictures(folder: Path) -> Path | None:
+    """The folder whose pictures are in no folder of a class: this one, or those of its splits if it has no others."""
+    splits = {word for words in _SPLITS.values() for word in words}
+    below = _folders(folder)
+    if not any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir()):
+        only_splits = below and all(sub.name.lower() in splits for sub in below)
+        return next((sub for sub in below if _image_files(sub)), None) if only_splits else None
+    return None if any(_image_files(sub) for sub in below) else folder
+
+
 def _image_files(folder: Path) -> list[Path]:
     found = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir())
     return sorted(path for path in found if not path.name.startswith("."))
 
 
 def _is_data_file(path: Path) -> bool:
-    return path.suffix.lower() in _CSV_SUFFIXES | _JSONL_SUFFIXES | _CONLL_SUFFIXES | {".parquet"}
+    return path.suffix.lower() in TABLE_SUFFIXES | CONLL_SUFFIXES
 
 
 def some(things: Iterable[Any]) -> str:

@@ -122,6 +122,7 @@ class Modality:
     one_label = True  # an example shows one class
     background: int | None = None  # the class shared by all tasks that hides old and future ones
     measure = "accuracy"  # what a score is, as metrics.json says
+    file_suffixes: frozenset[str] = frozenset()  # of files that hold examples and are no tables
     picture_input: str | None = None  # the input that holds square pictures, which can be turned and mixed
 
     # -- read
@@ -224,11 +225,11 @@ class Modality:
 
     # -- score
 
-    def score(self, rows: Predicted, own: Sequence[str], *, lenient: bool) -> dict[str, float]:
+    def score(self, rows: Predicted, own: Sequence[str], *, lenient: bool) -> dict[str, Any]:
         """What predictions are worth, in percent, for a task whose classes are `own`; the matrix takes "score"."""
         return {"score": accuracy(rows.predicted, rows.targets)}
 
-    def details(self, rows: Predicted, scores: list[dict[str, float]], *, last: bool) -> dict[str, Any]:
+    def details(self, rows: Predicted, scores: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
         """What is noted after a task (`last`: of all) over all rows so far, beside the scores of each task."""
         predicted, targets, classes = rows.predicted, rows.targets, len(rows.names)
         detail: dict[str, Any] = {
@@ -248,8 +249,21 @@ class Modality:
         return [names[c] for c in scores(examples).argmax(1).tolist()]
 
     def from_files(self, files: Sequence[Path]) -> list[tuple[str, Any]]:
-        """The examples in files to predict, each with the place where it stands."""
+        """The examples in files to predict that are no tables, each with the place where it stands."""
         return [(str(file), file) for file in files]
+
+    def from_lines(self, lines: Iterable[str], source: str) -> list[tuple[str, Any]]:
+        """The examples to predict that lines stand for, each with its place; empty lines stand for none."""
+        raise DataError(f"'{source}' is read as lines of text, and this model takes {self.plural}: name files")
+
+    def from_rows(self, raw: Raw, columns: Sequence[str]) -> list[tuple[str, Any]]:
+        """The examples to predict in these columns of a table, each with its place."""
+        examples = cast("Iterable[Any]", self.read(raw, columns, range(raw.count), {}))
+        return [(raw.where(row), example) for row, example in enumerate(examples)]
+
+    def input_columns(self, found: dict[str, str], given: list[str], label: str | None) -> list[str]:
+        """The columns of a table to predict that hold the examples; none if it has no such column."""
+        return self.columns(found, given, label, asked=True)[0]
 
     def describe(self, examples: Sequence[Any], scores: Scorer, names: Sequence[Any]) -> list[dict[str, Any]]:
         """What `bace predict` says of each of these examples."""

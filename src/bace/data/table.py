@@ -3,6 +3,8 @@
 Every source ends as a `Table`. Pictures are decoded here, once, into one uint8 tensor, so that training never decodes.
 """
 
+import difflib
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,11 +14,11 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from bace.data.decode import PictureOptions, check_options
-from bace.data.files import Raw, in_memory, open_source, some
+from bace.data.decode import IMAGE_SUFFIXES, PictureOptions, check_options
+from bace.data.files import TABLE_SUFFIXES, Raw, files_in, in_memory, open_source, open_table, some
 from bace.data.modalities import MODALITIES, find_modality
 from bace.data.modality import InMemory, Labels, Modality, Table
-from bace.errors import ConfigError, DataError, closest_name
+from bace.errors import ConfigError, DataError
 
 
 def read(
@@ -133,12 +135,47 @@ def as_inputs(
     items = list(inputs) if array is None else []
     if array.shape[:1] == (0,) if array is not None else not items:
         raise DataError(f"there are no examples: the {'list' if array is None else 'array'} is empty.")
+    named = array is None and MODALITIES["image"].recognises(items) and Path(items[0]).is_file()
+    if named and asked and not asked.picture_input:
+        raise DataError(f"these are pictures, and this model takes {asked.plural}: choose another model for them")
     recognised = (known for known in MODALITIES.values() if known.recognises(items if array is None else array))
     found = asked or next(recognised, MODALITIES["image"])  # pictures say best what is wrong with anything else
     if array is not None:
         return found, found.from_array(array, pictures)
     column = found.input_names[0]
     return found, cast(InMemory, found.read(in_memory(items, column), [column], range(len(items)), pictures))
+
+
+def unlabelled(
+    source: Path, modality: Modality, input_column: str | Sequence[str] | None = None, label_column: str | None = None
+) -> list[tuple[str, Any]]:
+    """The examples in a file or folder to predict, each with the place where it stands: whatever `read` reads, with
+    labels or without; pictures themselves; texts, a line each; "-", the lines of the standard input."""
+    if str(source) == "-":
+        return modality.from_lines((line.rstrip("\n") for line in sys.stdin), "-")
+    if source.is_dir():
+        own, tables = (files_in(source, suffixes) for suffixes in (modality.file_suffixes, TABLE_SUFFIXES))
+        files = own if modality.picture_input and own else own + tables  # a table beside pictures lists them
+        if not files:
+            held = "pictures" if files_in(source, IMAGE_SUFFIXES) else "nothing that can be read"
+            raise DataError(f"'{source}' holds {held}, and this model takes {modality.plural}: name another folder")
+        return [found for file in files for found in unlabelled(file, modality, input_column, label_column)]
+    if not source.is_file():
+        raise DataError(f"there is no file '{source}': check the path")
+    raw = open_table(source)
+    if raw is None:
+        return modality.from_files([source])
+    asked = [input_column] if isinstance(input_column, str) else [name.removesuffix("?") for name in input_column or ()]
+    given, label = [name for name in asked if name in raw.columns], label_column
+    label = label if label in raw.columns else None
+    columns = modality.input_columns(raw.columns, given, label) if given or not asked else []
+    if not columns:
+        wanted = f"'{asked[0]}'" if asked else f"of {modality.plural}"
+        raise DataError(
+            f"{source} has no column {wanted}, or none that holds {modality.plural}: name one with --column. "
+            f"Columns: {_columns_in_words(raw)}."
+        )
+    return modality.from_rows(raw, columns)
 
 
 def first_of_each(shown: Sequence[set[str]], limit: int | None) -> list[int]:
@@ -165,19 +202,22 @@ def _choose_columns(
     if len(given) > 1 and asked and not asked.joins:
         raise ConfigError(f"{len(given)} input columns, {some(given)}: only texts can be joined, not {asked.name}s.")
     candidates = [asked] if asked else [known for known in MODALITIES.values() if known.joins or len(given) < 2]
-    unlabelled: Modality | None = None
+    without_labels: Modality | None = None
     for candidate in candidates:
         inputs, label = candidate.columns(raw.columns, given, label_column, asked=asked is not None)
         if inputs and label and raw.columns[label] in candidate.label_kinds:
             return candidate, inputs, label
         if inputs and not label:
-            unlabelled = unlabelled or candidate
-    columns = ", ".join(f"{name} ({kind})" for name, kind in raw.columns.items())
-    if unlabelled:
-        wanted = unlabelled.label_names[0]
-        hint = closest_name(wanted, raw.columns)
+            without_labels = without_labels or candidate
+    columns = _columns_in_words(raw)
+    if without_labels:
+        raise DataError(_no_column(raw, without_labels.label_names[0]) + " Name one with benchmark.label_column.")
+    fitting = [known for known in MODALITIES.values() if known is not asked and _fits(known, raw)]
+    if asked and fitting:
         raise DataError(
-            f"{raw.source} has no column '{wanted}'.{hint} Name one with benchmark.label_column. Columns: {columns}."
+            f"{raw.source} holds {fitting[0].plural}, and {asked.plural} are asked for: use the benchmark "
+            f"{fitting[0].own_data}, or name the columns with benchmark.input_column and benchmark.label_column. "
+            f"Columns: {columns}."
         )
     raise DataError(
         f"{raw.source} has no column of {f'{asked.name} inputs' if asked else 'pictures, sentences or texts'} "
@@ -195,5 +235,22 @@ def _given_columns(raw: Raw, input_column: str | Sequence[str] | None, label_col
         given = [name.removesuffix("?") for name in present]
     for name in [*given, *([label_column] if label_column else [])]:
         if name not in raw.columns:
-            raise DataError(f"{raw.source} has no column '{name}'.{closest_name(name, raw.columns)}")
+            raise DataError(_no_column(raw, name))
     return given
+
+
+def _no_column(raw: Raw, name: str) -> str:
+    """A hint only where the name is misspelt: another column may be anything."""
+    close = difflib.get_close_matches(name, raw.columns, n=1, cutoff=0.75)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    return f"{raw.source} has no column '{name}'.{hint} Columns: {_columns_in_words(raw)}."
+
+
+def _columns_in_words(raw: Raw) -> str:
+    return ", ".join(f"{name} ({kind})" for name, kind in raw.columns.items())
+
+
+def _fits(modality: Modality, raw: Raw) -> bool:
+    """Whether these columns are plainly those of this modality."""
+    inputs, label = modality.columns(raw.columns, [], None, asked=False)
+    return bool(inputs and label and raw.columns[label] in modality.label_kinds)

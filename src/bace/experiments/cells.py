@@ -4,18 +4,19 @@ import functools
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from bace.config.parse import flatten
 from bace.config.schema import Config
 from bace.errors import BaceError, ConfigError, InUse, Stopped, kept_traceback, one_line
 from bace.experiments.run import run
 from bace.experiments.run_folder import is_begun, is_finished, read_description
 from bace.methods import import_method
 from bace.models.frozen_prefix import PrefixCaches
-from bace.progress import Board, Show
+from bace.progress import Board, Show, Tell
 
 Failures = dict[str, str]  # the cells that could not be run, by name, each with the reason
 LOOK_AGAIN = 0.5  # seconds until a cell that another process works on is tried again
@@ -32,12 +33,21 @@ class Cell:
 
 def is_done(cell: Cell) -> bool:
     """Whether the cell is finished; refused if its folder was begun with other settings."""
-    if is_begun(cell.folder) and read_description(cell.folder).settings() != cell.config:
-        raise ConfigError(f"'{cell.folder}' holds a run with other settings: choose another --out")
+    if is_begun(cell.folder) and (other := other_settings(cell)):
+        named = ", ".join(other[:5]) + (" ..." if len(other) > 5 else "")
+        raise ConfigError(
+            f"'{cell.folder}' holds a run with other settings ({named}): choose another folder with --out, or delete it"
+        )
     return is_finished(cell.folder)
 
 
-def attempt(cell: Cell, caches: PrefixCaches, show: Show | None) -> str | None:
+def other_settings(cell: Cell) -> list[str]:
+    """The settings that the run in the cell's folder has other values of."""
+    before, now = (flatten(asdict(each)) for each in (read_description(cell.folder).settings(), cell.config))
+    return [key for key in {**before, **now} if before.get(key) != now.get(key)]
+
+
+def attempt(cell: Cell, caches: PrefixCaches, show: Show | None, tell: Tell = lambda line: None) -> str | None:
     """Begin or resume a cell, unless it is finished. Returns why it failed, or None.
 
     Raises InUse while another process works on the cell, and Stopped if a signal has stopped it."""
@@ -46,7 +56,7 @@ def attempt(cell: Cell, caches: PrefixCaches, show: Show | None) -> str | None:
         if "." in (name := str(cell.config.method["name"])):  # a user's class, imported by whoever planned the cell
             import_method(name)
         if not is_done(cell):
-            _begin_or_resume(cell, caches, show)
+            _begin_or_resume(cell, caches, show, tell)
     except (InUse, Stopped):
         raise
     except BaceError as error:
@@ -58,13 +68,13 @@ def attempt(cell: Cell, caches: PrefixCaches, show: Show | None) -> str | None:
     return None
 
 
-def _begin_or_resume(cell: Cell, caches: PrefixCaches, show: Show | None) -> None:
+def _begin_or_resume(cell: Cell, caches: PrefixCaches, show: Show | None, tell: Tell) -> None:
     begun = is_begun(cell.folder)
     try:
         if begun:
-            run(resume=cell.folder, show=show, caches=caches)
+            run(resume=cell.folder, show=show, tell=tell, caches=caches)
         else:
-            run(cell.config, out=cell.folder, show=show, caches=caches)
+            run(cell.config, out=cell.folder, show=show, tell=tell, caches=caches)
     except ConfigError as error:
         if is_finished(cell.folder) or is_begun(cell.folder) != begun:  # another process was quicker: look again
             raise InUse(str(error)) from error
@@ -77,9 +87,10 @@ def run_here(cells: Sequence[Cell], _: int | None, shown: Board) -> Failures:
     caches, waiting = PrefixCaches(), deque(cells)
     while waiting:
         cell = waiting.popleft()
-        shown.begin(cell.name)
+        shown.begin(cell.name, continued=is_begun(cell.folder))
         try:
-            reason = attempt(cell, caches, functools.partial(shown.update, cell.name))
+            show, tell = (functools.partial(way, cell.name) for way in (shown.update, shown.tell))
+            reason = attempt(cell, caches, show, tell)
         except InUse:
             shown.wait(cell.name)
             waiting.append(cell)

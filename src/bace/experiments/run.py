@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import html
 import importlib.metadata
 import platform
 import signal
@@ -29,20 +30,46 @@ from bace.experiments.assemble import assemble
 from bace.experiments.run_folder import CHECKPOINTS, Confusion, Description, Metrics
 from bace.methods import find_method
 from bace.models.frozen_prefix import PrefixCaches
+from bace.progress import Show, Tell
 from bace.studies import STUDIES, Study
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A finished run. `metrics` is what metrics.json holds; `matrix` has a row per task, in percent."""
 
     metrics: dict[str, Any]
     matrix: list[list[float]]
     folder: Path | None
-    method: Method = field(repr=False)
-    studies: dict[str, Any] = field(default_factory=dict, repr=False)  # what studies.json holds
+    method: Method
+    studies: dict[str, Any] = field(default_factory=dict)  # what studies.json holds
+
+    def __repr__(self) -> str:
+        kept = "" if self.folder is None else f" in '{self.folder}'"
+        return f"<Result of {self.method.title}{kept}: {', '.join(' '.join(pair) for pair in self._numbers())}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the metrics, and the score of task i (column) after task t (row)."""
+        numbers = self._numbers()
+        tables = {
+            f"{self.method.title} ({self.metrics['score']}, %)": [[n for n, _ in numbers], [v for _, v in numbers]],
+            "task by task": [
+                ["task", *(str(i) for i in range(1, len(self.matrix) + 1))],
+                *([f"after {t}", *(f"{score:.1f}" for score in row)] for t, row in enumerate(self.matrix, 1)),
+            ],
+        }
+        return "".join(
+            f"<table><caption>{html.escape(title)}</caption>"
+            + "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+            + "</table>"
+            for title, rows in tables.items()
+        )
+
+    def _numbers(self) -> list[tuple[str, str]]:
+        found = {name: self.metrics[name] for name in run_folder.COLUMNS}
+        return [(name, "-" if value is None else f"{value:.2f}") for name, value in found.items()]
 
 
 def run(
@@ -52,8 +79,8 @@ def run(
     resume: str | Path | None = None,
     trust: bool = False,
     force: bool = False,
-    show: Callable[[float, str], None] | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    show: Show | None = None,
+    tell: Tell = lambda line: None,
     caches: PrefixCaches | None = None,
     **settings: Any,
 ) -> Result:
@@ -67,7 +94,8 @@ def run(
         trust: whether a method that is not part of bace, but named in the run folder, may be imported.
         force: whether to continue with a run.json that was changed since the last checkpoint.
         show: called with the share done and a line of text, for a progress bar.
-        tell: called before training with a line that says how much memory it will take.
+        tell: called with a line before training (how much memory it will take) and after each task (its scores and
+            the time that is left): `tell=print`.
     """
     if resume is not None:
         if config is not None or settings or out is not None:
@@ -86,8 +114,8 @@ def run(
 def _run_in(
     folder: Path,
     config: Config,
-    show: Callable[[float, str], None] | None,
-    tell: Callable[[str], None],
+    show: Show | None,
+    tell: Tell,
     caches: PrefixCaches | None,
     begun: Description | None = None,
     *,
@@ -133,13 +161,13 @@ def _run_in(
             raise Stopped(stopped.signal, folder) from None
 
 
-def _trainer(config: Config, tell: Callable[[str], None], caches: PrefixCaches | None, **callbacks: Any) -> Trainer:
+def _trainer(config: Config, tell: Tell, caches: PrefixCaches | None, **callbacks: Any) -> Trainer:
     method, stream = assemble(config, caches)
     tell(check_resources(method, range(len(stream))))
     forget_peak(stream.device)
     studies: dict[str, Study] = {name: STUDIES[name] for name in config.studies}
     given = {name: callback for name, callback in callbacks.items() if callback is not None}
-    return Trainer(method, stream, config, studies=studies, **given)
+    return Trainer(method, stream, config, studies=studies, tell=tell, **given)
 
 
 def _finish(trainer: Trainer, folder: Path | None) -> Result:
@@ -173,6 +201,7 @@ def summary(results: Results, stream: Stream, config: Config) -> Metrics:
         sample_accuracy=last["sample_accuracy"] if per_class else None,
         per_class=dict(zip(stream.names, per_class, strict=True)) if per_class else None,
         entities=last.get("scores", ()),
+        per_type=last.get("per_type"),
     )
 
 

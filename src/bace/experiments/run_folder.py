@@ -127,8 +127,9 @@ class Metrics:
     scorers: dict[str, Any] | None = None  # measures by the method's other rules of prediction
     confusion: Confusion | None = None
     sample_accuracy: float | None = None
-    per_class: dict[str, float | None] | None = None
+    per_class: dict[str, float | None] | None = None  # accuracy
     entities: Sequence[dict[str, float | None]] = ()  # (tasks,) scores of each, by name, after the last task
+    per_type: dict[str, float | None] | None = None  # F1 of each entity type, on the sentences of its task
 
     def __post_init__(self) -> None:
         if self.entities and len(self.entities) != len(self.A):
@@ -140,7 +141,7 @@ class Metrics:
         return max(self.kept) / 1e6 if self.kept and all(self.kept) else None
 
     def as_json(self) -> dict[str, Any]:
-        sometimes = ("evaluated", "scorers", "confusion", "sample_accuracy", "per_class", "entities")
+        sometimes = ("evaluated", "scorers", "confusion", "sample_accuracy", "per_class", "entities", "per_type")
         return {name: value for name, value in asdict(self).items() if name not in sometimes or value not in (None, ())}
 
 
@@ -191,7 +192,7 @@ class Run(Description):
     """A whole run folder. `metrics` is None while the run is unfinished."""
 
     folder: Path
-    matrix: tuple[tuple[float, ...], ...]  # row t holds a[t][1..t]: the lower triangle
+    matrix: tuple[tuple[float, ...], ...]  # of the tasks learned so far; row t holds a[t][1..t]: the lower triangle
     metrics: Metrics | None
     epochs: tuple[Epoch, ...]
     studies: dict[str, Any]  # by name, as in studies.json; a study that could not be made is {"skipped": reason}
@@ -364,7 +365,7 @@ def load_runs(paths: Iterable[Path]) -> list[Run]:
     for path in map(Path, paths):
         if not path.is_dir():
             raise DataError(f"'{path}' is not a folder. Give a run folder, or a folder that contains run folders.")
-        found = list(_run_folders(path))
+        found = list(run_folders(path))
         if not found:
             raise DataError(f"No run in '{path}': neither it nor a folder in it has a run.json.")
         for folder in found:
@@ -379,6 +380,8 @@ def load_run(folder: Path) -> Run:
     matrix: tuple[tuple[float, ...], ...] = ()
     if finished or (folder / MATRIX).exists():
         matrix = files.understood(MATRIX, lambda text: _matrix(text, tasks, finished))
+    elif (folder / LOG).exists():
+        matrix = files.understood(LOG, lambda text: _matrix_so_far(text, tasks))
     studied = (folder / STUDIES).exists()
     return Run(
         **vars(described),
@@ -391,7 +394,8 @@ def load_run(folder: Path) -> Run:
     )
 
 
-def _run_folders(top: Path) -> Iterator[Path]:
+def run_folders(top: Path) -> Iterator[Path]:
+    """The run folders in a folder, which may be one itself, by their names."""
     for name, subfolders, files in os.walk(top):
         # Scores without a run.json are a damaged run, which must not silently drop out of a comparison.
         if RUN in files or {MATRIX, METRICS} <= set(files):
@@ -470,6 +474,22 @@ def _matrix(text: str, tasks: int, finished: bool) -> tuple[tuple[float, ...], .
         if row[0] != str(number) or len(scores) != number or not all(map(is_number, scores)) or not empty:
             raise ValueError(f"row {number} must be {number}, {number} scores, then empty: {','.join(row)}")
         matrix.append(tuple(scores))
+    return tuple(matrix)
+
+
+def _matrix_so_far(text: str, tasks: int) -> tuple[tuple[float, ...], ...]:
+    """The scores of the tasks that the log of an unfinished run tells of. Its last line may be cut off."""
+    matrix: list[tuple[float, ...]] = []
+    for line in text.splitlines():
+        try:
+            event = parse_json(line)
+        except ValueError:
+            break
+        if isinstance(event, dict) and event.get("event") == "task":
+            scores: tuple[float, ...] = typed(event.get("scores"), tuple[float, ...], "scores")
+            if len(matrix) == tasks or len(scores) != len(matrix) + 1:
+                raise ValueError(f"task {event.get('task')!r:.20} does not have the scores of all tasks up to it")
+            matrix.append(scores)
     return tuple(matrix)
 
 

@@ -5,19 +5,22 @@ from typing import Literal
 
 from bace.errors import BaceError, ConfigError
 from bace.experiments.cells import Cell, Failures, is_done, run_here
-from bace.progress import Board, board
+from bace.progress import Board, Tell, board
 
 Engine = Literal["ray", "slurm"]
 
 
-def run_cells(cells: Sequence[Cell], *, workers: int | None = None, on: Engine | None = None) -> Failures:
+def run_cells(
+    cells: Sequence[Cell], *, workers: int | None = None, on: Engine | None = None, tell: Tell | None = None
+) -> Failures:
     """Run all cells, in any order. Finished cells are not run again, begun ones are resumed, and a cell that another
-    process works on is left to it and waited for. A cell that fails does not stop the others."""
+    process works on is left to it and waited for. A cell that fails does not stop the others. `tell` takes the lines
+    about them; by default they are printed, below bars on a terminal."""
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is '{workers}': it must be at least 1")
     engine = find_engine(workers or 1, on)
     left, failed = [], {}
-    with board(len(cells)) as shown:
+    with board(len(cells), tell) as shown:
         for cell in cells:
             try:
                 if is_done(cell):

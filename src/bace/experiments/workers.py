@@ -2,6 +2,7 @@
 other. Processes are spawned, not forked, because torch's threads and CUDA do not survive a fork."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,7 @@ import torch
 from bace.errors import InUse, Stopped
 from bace.experiments.cells import LOOK_AGAIN, Cell, Failures, attempt
 from bace.experiments.run import stop_signals
+from bace.experiments.run_folder import is_begun
 from bace.models.frozen_prefix import PrefixCaches
 from bace.progress import Board
 
@@ -66,7 +68,7 @@ def run_in_processes(cells: Sequence[Cell], workers: int | None, shown: Board) -
                 if waiting and worker.cell is None:
                     if not worker.process.is_alive():
                         worker = crew[i] = Worker(threads)
-                    shown.begin(waiting[0].name)
+                    shown.begin(waiting[0].name, continued=is_begun(waiting[0].folder))
                     worker.give(waiting.popleft())
             busy = {worker.pipe: worker for worker in crew if worker.cell}
             for pipe in wait(list(busy), timeout=LOOK_AGAIN):
@@ -83,8 +85,10 @@ def listen(worker: Worker, waiting: deque[Cell], failed: Failures, shown: Board)
     kind, said = worker.hear()
     if kind == "progress":
         shown.update(cell.name, *said)
+    elif kind == "line":
+        shown.tell(cell.name, said)
     elif kind == "warning":
-        shown.line(f"{cell.name}: warning: {said}")
+        shown.tell(cell.name, f"warning: {said}")
     else:
         worker.cell = None
         if kind == "stopped":
@@ -143,7 +147,7 @@ def work(pipe: Connection, threads: int) -> None:
     with contextlib.suppress(EOFError):
         while cell := pipe.recv():
             try:
-                tell("end", attempt(cell, caches, show))
+                tell("end", attempt(cell, caches, show, functools.partial(tell, "line")))
             except InUse:
                 time.sleep(LOOK_AGAIN)
                 tell("in use", None)

@@ -2,10 +2,14 @@
 else has to be told of it. They are listed in the order of their files (`METHODS`)."""
 
 import functools
+import hashlib
 import importlib
+import importlib.util
+import os
 import pkgutil
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from bace.core.method import Method
@@ -41,40 +45,79 @@ def __getattr__(name: str) -> Any:
 
 def find_method(name: str) -> type[Method]:
     """A method by its name ("BaCE", in any case; "derpp" for "DER++", "seqstar" for "SEQ*"), or a user's class by
-    "package.Class".
+    "package.Class" or "folder/file.py:Class".
 
     Nothing is imported here but installed plug-ins (entry points of the group `bace.methods`), because the name may
     come from a stranger's file. A user's class is found once `import_method`, or the user, has imported it."""
-    # a title's file: A-GEM's is agem.py, DER++'s derpp.py, SEQ*'s seqstar.py
-    stem = name.lower().replace("-", "").replace("+", "p").replace("*", "star")
-    if stem in _FILES and name.lower() in (stem, _in_file(stem).title.lower()):
-        return _in_file(stem)
+    if (own := _own(name)) is not None:
+        return own
     installed = {point.name.lower(): point for point in entry_points(group="bace.methods")}
     if name.lower() in installed:
         return _as_method(name, installed[name.lower()].load())
-    module, _, attribute = name.rpartition(".")
+    module, attribute = _place(name)
     if not module:
         titles = [method.title for method in _all()]
         raise ConfigError(f"there is no method '{name}'.{closest_name(name, [*titles, *installed])}")
     if module not in sys.modules:
         raise ConfigError(
-            f"method '{name}' is not part of bace: using it imports the module '{module}' and so runs its code. If you "
-            "trust that, add --trust (in Python: trust=True)"
+            f"method '{name}' is not part of bace: using it imports {_source(name)} and so runs its code. If you trust "
+            "that, add --trust (in Python: trust=True)"
         )
     return _as_method(name, getattr(sys.modules[module], attribute, None))
 
 
+def plain_name(name: str) -> str:
+    """One spelling for all: the title of a method of the package ("er" and "ER" are "ER"); other names as they are."""
+    own = _own(name)
+    return name if own is None else own.title
+
+
+def _own(name: str) -> type[Method] | None:
+    """The method of the package that this name means."""
+    # a title's file: A-GEM's is agem.py, DER++'s derpp.py, SEQ*'s seqstar.py
+    stem = name.lower().replace("-", "").replace("+", "p").replace("*", "star")
+    return _in_file(stem) if stem in _FILES and name.lower() in (stem, _in_file(stem).title.lower()) else None
+
+
 def import_method(name: str) -> type[Method]:
-    """`find_method` with the user's consent to import "package.Class"."""
-    module, _, attribute = name.rpartition(".")
-    if module:
+    """`find_method` with the user's consent to import "package.Class" or to run the file of "file.py:Class"."""
+    module, attribute = _place(name)
+    if _own(name) is None and module:
         try:
+            if ".py:" in name and module not in sys.modules:
+                _import_file(Path(name.rpartition(":")[0]), module)
             getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(
-                f"method '{name}' cannot be imported: {error}. Name the folder that holds it in PYTHONPATH"
-            ) from error
+        except (ImportError, AttributeError, OSError, SyntaxError) as error:
+            remedy = "Check the path and the name" if ".py:" in name else "Name the folder that holds it in PYTHONPATH"
+            raise ConfigError(f"method '{name}' cannot be imported: {error}. {remedy}") from error
     return find_method(name)
+
+
+def _place(name: str) -> tuple[str, str]:
+    """The module and the class that a name means. A file is a module under a name that no other file has."""
+    if ".py:" in name:
+        file, _, attribute = name.rpartition(":")
+        return f"bace_method_{hashlib.sha256(os.path.abspath(file).encode()).hexdigest()[:16]}", attribute
+    module, _, attribute = name.rpartition(".")
+    return module, attribute
+
+
+def _source(name: str) -> str:
+    return f"the file '{name.rpartition(':')[0]}'" if ".py:" in name else f"the module '{_place(name)[0]}'"
+
+
+def _import_file(file: Path, module: str) -> None:
+    """Run a file as the module of this name; what lies beside it can be imported by it, as in a script."""
+    spec = importlib.util.spec_from_file_location(module, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"'{file}' is no Python file")
+    sys.path.append(str(file.resolve().parent))
+    sys.modules[module] = made = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(made)
+    except BaseException:
+        del sys.modules[module]
+        raise
 
 
 def _as_method(name: str, found: object) -> type[Method]:

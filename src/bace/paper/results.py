@@ -12,10 +12,10 @@ from typing import Any
 
 from bace.experiments.run_folder import COLUMNS, Metrics, Run, is_finished, load_runs
 from bace.paper.tables import Cell, Entry, Printed, Scale, published, published_average
+from bace.report.export import LEFT
 from bace.report.runs import groups
 
 Matrix = list[list[float]]
-LEFT = ("memory", "method", "task")  # columns of names
 
 
 @dataclass(frozen=True)
@@ -415,24 +415,3 @@ def as_csv(entry: Entry, scale: Scale, values: list[Value]) -> str:
         where = [value.dataset, value.steps, value.buffer, value.method, value.column, step, task]
         writer.writerow([entry.id, scale, *where, value.mean, value.std, len(value.seeds), *shown])
     return text.getvalue()
-
-
-def as_latex(found: list[tuple[str, list[str], list[list[str]]]]) -> str:
-    """A tabular for each table; needs no package."""
-    lines = []
-    for title, header, rows in found:
-        columns = "".join("l" if name in LEFT else "r" for name in header)
-        lines += [f"% {title}", f"\\begin{{tabular}}{{{columns}}}", "\\hline", _latex_row(header), "\\hline"]
-        lines += [_latex_row(row) for row in rows]
-        lines += ["\\hline", "\\end{tabular}", ""]
-    return "\n".join(lines)
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(_latex(cell) for cell in cells) + r" \\"
-
-
-def _latex(text: str) -> str:
-    for plain, escaped in (("_", r"\_"), ("%", r"\%"), ("&", r"\&"), ("±", r"$\pm$"), (">", "$>$")):
-        text = text.replace(plain, escaped)
-    return text

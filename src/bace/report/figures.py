@@ -177,7 +177,7 @@ def confusion(group: Group) -> tuple[Figure, int] | None:
         shapes += [{"type": "line", "line": {"width": width}, **line} for line in (across, down)]
     axis: dict[str, Any] = {"type": "category", "showgrid": False, "zeroline": False, "constrain": "domain"}
     if size <= MOST_NAMED:
-        ticks = [text(name if len(name) <= 14 else name[:13] + "…") for name in first.classes]
+        ticks = [text(name) for name in shortened(first.classes, 14)]
         axis |= {"tickmode": "array", "tickvals": list(range(size)), "ticktext": ticks}
         titles = ("taken for", "true class")
     else:  # too many to name: the number of each task in the middle of its classes
@@ -193,6 +193,18 @@ def confusion(group: Group) -> tuple[Figure, int] | None:
     }
     numbers = _numbers(trace, decimals=0, zeros=False)  # they would only hide the rest
     return {"data": [trace, *numbers], "layout": layout}, len(used)
+
+
+def shortened(names: Sequence[str], most: int) -> list[str]:
+    """Names of at most so many letters, which stay different: cut at the end, or else in the middle, or else numbered
+    as well."""
+    for head in (most - 1, most // 2, 2):
+        tail = most - 1 - head
+        short = [n if len(n) <= most else f"{n[:head]}…{n[len(n) - tail :]}" for n in names]
+        if len(set(short)) == len(set(names)):
+            return short
+    numbers = [f"{number}…" for number in range(1, len(names) + 1)]
+    return [n if len(n) <= most else own + n[len(own) - most :] for n, own in zip(names, numbers, strict=True)]
 
 
 def losses(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:

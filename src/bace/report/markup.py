@@ -48,9 +48,11 @@ def sortable(name: str, head: Markup, body: Markup) -> Markup:
     ).format(name, head, body)
 
 
-def heading(name: str, meaning: str, first: str, arrow: str = "") -> Markup:
-    """A column's heading, a button that sorts by it; without `first` it is a column of names."""
+def heading(name: str | Markup, meaning: str, first: str, arrow: str = "", method: str = "") -> Markup:
+    """A column's heading, a button that sorts by it; without `first` it is a column of names. `method`: whose column
+    it is."""
     kind = Markup(' class="number" data-first="{}"').format(first) if first else ""
+    kind += Markup(' data-method="{}"').format(method) if method else ""
     title = Markup(' title="{}"').format(meaning) if meaning else ""
     small = Markup('<small aria-hidden="true"> {}</small>').format(arrow) if arrow else ""
     form = Markup('<th scope="col"{}{}><button type="button">{}{}</button></th>')
@@ -63,16 +65,18 @@ def table_row(label: str, index: dict[str, int], cells: Iterable[Markup]) -> Mar
     return form.format(label, chip(label, index), joined(cells))
 
 
-def cell(cell: Stat | None, kind: str = "", after: str = "", decimals: int | None = None) -> Markup:
+def cell(cell: Stat | None, kind: str = "", after: str = "", decimals: int | None = None, method: str = "") -> Markup:
+    """A number of a table; `method`: in whose column it stands."""
+    whose = Markup(' data-method="{}"').format(method) if method else ""
     if cell is None:
-        return Markup('<td class="number" data-value="">-</td>')
+        return Markup('<td class="number" data-value=""{}>-</td>').format(whose)
     shown = show(cell)
     if decimals is not None:
         shown = f"{cell.mean:.{decimals}f}" + ("" if cell.std is None else f" ± {cell.std:.{decimals}f}")
     mean, plus, spread = shown.partition(" ±")
     small = Markup("<small>{}{}{}</small>").format(plus, spread, after) if plus or after else ""
-    form = Markup('<td class="number{}" data-value="{!r}">{}{}</td>')
-    return form.format(f" {kind}" if kind else "", cell.mean, mean, small)
+    form = Markup('<td class="number{}" data-value="{!r}"{}>{}{}</td>')
+    return form.format(f" {kind}" if kind else "", cell.mean, whose, mean, small)
 
 
 def chip(label: str, index: dict[str, int]) -> Markup:

@@ -12,11 +12,13 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
-from bace.errors import DataError, printable
+from bace.errors import ConfigError, DataError, printable
 from bace.experiments.run_folder import COLUMNS, Run
+from bace.methods import find_method, plain_name
 
 # Settings that name a run rather than define it; seeds of one experiment may differ in them.
 BOOKKEEPING = frozenset({"seed", "studies", "out", "folder", "resume", "progress", "verbose"})
+METHOD = "method.name"  # the setting that names the method, as its title does
 
 
 @dataclass(frozen=True)
@@ -56,24 +58,25 @@ class Group:
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
-    """Finished runs by benchmark, method and the settings that differ among that method's runs, as they come."""
+    """Finished runs by benchmark, method and settings, as they come. A group is named by its method and by what tells
+    it from its neighbours: settings in which runs of the benchmark differ, and hyper-parameters that are not at their
+    default."""
     finished = [run for run in runs if run.metrics is not None]
-    by_method: dict[tuple[str, str], list[Run]] = {}
-    for run in finished:
-        by_method.setdefault((run.benchmark, run.method), []).append(run)
     made: list[Group] = []
-    for (benchmark, method), members in by_method.items():
-        by_settings: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-        for run, settings in zip(members, _differing(members), strict=True):
-            by_settings.setdefault(tuple(settings.items()), []).append(run)
-        for pairs, same in by_settings.items():
+    for benchmark in dict.fromkeys(run.benchmark for run in finished):
+        members = [run for run in finished if run.benchmark == benchmark]
+        alike: dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]] = {}
+        for run, settings in zip(members, _telling(members), strict=True):
+            alike.setdefault((run.method, tuple(settings.items())), []).append(run)
+        taken: set[str] = set()
+        for (method, pairs), same in alike.items():
             label = method + (f" ({', '.join(f'{key}={_short(value)}' for key, value in pairs)})" if pairs else "")
-            taken = {group.label for group in made if group.benchmark == benchmark}
             unique, number = label, 2
             while unique in taken:  # shortened values may coincide
                 unique, number = f"{label} #{number}", number + 1
+            taken.add(unique)
             made.append(Group(benchmark, method, unique, dict(pairs), _one_run_per_seed(same)))
-    # Collected by method, a method's later settings come before methods that were given earlier: put that right.
+    # Collected by benchmark, groups of one come together: put them in the order of their first runs.
     position = {run.folder: number for number, run in reversed(list(enumerate(finished)))}
     return sorted(made, key=lambda group: min(position[run.folder] for run in group.runs))
 
@@ -157,21 +160,59 @@ def leaf(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _differing(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """For each run of a method, the settings in which these runs differ, under their shortest clear names."""
-    configs = [setting_names(run.config) for run in runs]
-    keys = list(dict.fromkeys(key for config in configs for key in config))
-    keys = [key for key in keys if leaf(key) not in BOOKKEEPING and not leaf(key).endswith("_seed")]
-    values = [{key: _value(config[key]) if key in config else "unset" for key in keys} for config in configs]
-    keys = [key for key in keys if len({value[key] for value in values}) > 1]
+def _telling(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """For each run of a benchmark, the settings that tell it from the others, under their shortest clear names."""
+    values = [_settings(run) for run in runs]
+    every = list(dict.fromkeys(key for own in values for key in own))
+    shared = {key for key in every if len({own[key] for own in values if key in own}) > 1}
+    by_method: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        by_method.setdefault(run.method, []).append(place)
+    chosen: list[list[str]] = [[] for _ in runs]
+    for places in by_method.values():
+        changed = {key for place in places for key in _changed(runs[place].config, values[place])}
+        unequal = {key for key in every if len({values[place].get(key) for place in places}) > 1}
+        for place in places:
+            told = changed | unequal | {key for key in shared & values[place].keys() if not _is_own(key)}
+            chosen[place] = [key for key in every if key in told]
+    keys = list(dict.fromkeys(key for own in chosen for key in own))
     short = {key: leaf(key) if [leaf(other) for other in keys].count(leaf(key)) == 1 else key for key in keys}
-    settings = [{short[key]: value[key] for key in keys} for value in values]
+    settings = [{short[key]: own.get(key, "unset") for key in told} for own, told in zip(values, chosen, strict=True)]
     tasks: dict[str, set[int]] = {}
     for run, setting in zip(runs, settings, strict=True):
-        tasks.setdefault(json.dumps(setting), set()).add(len(run.tasks))
-    if any(len(counts) > 1 for counts in tasks.values()):  # never average matrices of different sizes
-        settings = [{**setting, "tasks": str(len(run.tasks))} for run, setting in zip(runs, settings, strict=True)]
+        tasks.setdefault(json.dumps([run.method, setting]), set()).add(len(run.tasks))
+    parted = {json.loads(name)[0] for name, counts in tasks.items() if len(counts) > 1}
+    for run, setting in zip(runs, settings, strict=True):
+        if run.method in parted:  # never average matrices of different sizes
+            setting["tasks"] = str(len(run.tasks))
     return settings
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """The settings that define a run."""
+    flat = {key: value for key, value in setting_names(run.config).items() if not _is_bookkeeping(key)}
+    if isinstance(name := flat.get(METHOD), str):
+        flat[METHOD] = plain_name(name)
+    return {key: _value(value) for key, value in flat.items()}
+
+
+def _is_bookkeeping(key: str) -> bool:
+    return leaf(key) in BOOKKEEPING or leaf(key).endswith("_seed") or key.startswith("checkpoint.")
+
+
+def _is_own(key: str) -> bool:
+    """Whether this is a setting of the method, which has no meaning for another."""
+    return key.startswith("method.")
+
+
+def _changed(config: dict[str, Any], values: dict[str, str]) -> list[str]:
+    """The hyper-parameters of a run that are not at their default, if its method is known here."""
+    try:
+        found = find_method(str(setting_names(config)[METHOD]))
+    except (KeyError, ConfigError):  # a method of somebody's own
+        return []
+    defaults = {f"method.{name}": _value(p.default) for name, p in found.hyper_parameters().items()}
+    return [key for key, default in defaults.items() if values.get(key, default) != default]
 
 
 def _one_run_per_seed(runs: Iterable[Run]) -> list[Run]:
@@ -190,7 +231,7 @@ def _one_run_per_seed(runs: Iterable[Run]) -> list[Run]:
 def _value(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # 1 in one file and 1.0 in another are the same setting
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def _short(value: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from bace.data.modalities import MODALITIES
 from bace.experiments.run_folder import Run
 from bace.report import figures, setting_figures
 from bace.report.figures import Figure
@@ -99,6 +100,7 @@ class Section:
             self.probing,
             self.distances,
             self.confusion,
+            self.classes,
             self.neighbours,
             self.bias,
             self.settings_compared,
@@ -233,6 +235,13 @@ class Section:
         ]
         classes = max(len(figure["data"][0]["z"]) for _, figure, _ in found)
         return Subsection("Confusion", aid, scale() + grid(maps, large=classes > figures.MOST_SMALL))
+
+    def classes(self) -> Subsection | None:
+        entities = any(run.metrics and run.metrics.per_type for run in self.runs)
+        f1, share = "F1 of each entity type, on the sentences of its own task", "Share of each class that is recognised"
+        aid = f"{f1 if entities else share}, after the last task (%{self.mean})."
+        content = _class_table(self.made, self.index)
+        return Subsection("Types" if entities else "Classes", aid, content) if content else None
 
     def neighbours(self) -> Subsection | None:
         galleries = [gallery for group in self.made if (gallery := _gallery(group, self.index))]
@@ -402,6 +411,37 @@ def _entity_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
     )
     meanings = _meanings((title, meaning) for _, title, meaning, _ in ENTITY_SCORES)
     return sortable("Entity scores", head, body) + Markup('<p class="note">{}.</p>').format(meanings)
+
+
+def _class_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
+    """A row a class, with the task that it came with; a column a method. Where there are many it opens when asked."""
+
+    def score(run: Run, name: str) -> float | None:
+        found = run.metrics and (run.metrics.per_class or run.metrics.per_type)
+        return found.get(name) if found else None
+
+    names = {name: task for group in made for run in group.runs for name, task in _tasks_of(run).items()}
+    rows = {name: [stat([score(run, name) for run in group.runs]) for group in made] for name in names}
+    shown = {name: row for name, row in rows.items() if any(row)}
+    if not shown:
+        return NOTHING
+    head = heading("class", "", "") + heading("task", "with which the class came", "ascending")
+    head += joined(heading(chip(group.label, index), "", "descending", method=group.label) for group in made)
+    form = Markup('<tr><th scope="row" data-value="{0}">{0}</th><td class="number" data-value="{1}">{1}</td>{2}</tr>')
+    body = joined(
+        form.format(name, names[name], joined(cell(c, method=g.label) for c, g in zip(row, made, strict=True)))
+        for name, row in shown.items()
+    )
+    table = sortable("Classes", head, body)
+    if len(shown) <= figures.MOST_NAMED:
+        return table
+    return Markup("<details><summary>{}</summary>{}</details>").format(count(len(shown), "class"), table)
+
+
+def _tasks_of(run: Run) -> dict[str, int]:
+    """The classes of a run that have scores of their own, with the numbers of their tasks."""
+    own = MODALITIES[run.modality].own_names if run.modality in MODALITIES else list
+    return {name: number for number, task in enumerate(run.tasks, 1) for name in own(list(task.classes))}
 
 
 def _distance_table(made: Sequence[Group], index: dict[str, int]) -> Markup:

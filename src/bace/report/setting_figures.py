@@ -54,7 +54,7 @@ def sweep(groups: Sequence[Group], key: str, measure: str = "A_last", baseline: 
     """
     series, others = _series(groups, key)
     values = sorted({value for line in series.values() for value in line} - {baseline}, key=_number)
-    if len(values) < 2:
+    if all(len(line.keys() - {baseline}) < 2 for line in series.values()):  # one value for each method is no sweep
         return None
     traces = []
     for number, (name, line) in enumerate(series.items()):

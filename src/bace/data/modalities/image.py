@@ -4,7 +4,7 @@ import base64
 import hashlib
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ class Image(Modality):
     input_kinds = ("picture",)
     asked_kinds = ("string",)  # a column of paths
     picture_input = "pixel_values"
+    file_suffixes = frozenset(decode.IMAGE_SUFFIXES)
 
     def read(self, raw: Raw, columns: Sequence[str], rows: Sequence[int], options: PictureOptions) -> Inputs:
         def cells(rows: Sequence[int]) -> Iterator[Any]:
@@ -93,6 +94,14 @@ class Image(Modality):
     def disturbed(self, inputs: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
         """Turned by 180 degrees."""
         return {**inputs, "pixel_values": inputs["pixel_values"].rot90(2, (2, 3))}
+
+    def from_lines(self, lines: Iterable[str], source: str) -> list[tuple[str, Any]]:
+        """Each line names a picture's file."""
+        return [(line.strip(), Path(line.strip())) for line in lines if line.strip()]
+
+    def from_rows(self, raw: Raw, columns: Sequence[str]) -> list[tuple[str, Any]]:
+        cells = enumerate(raw.values(columns, range(raw.count)))
+        return [(raw.where(row), decode.picture_of(value, raw.folder, raw.where(row))) for row, (value,) in cells]
 
     def view(self, data: Any, example: int, row: int, backbone: Callable[[], str]) -> dict[str, Any]:
         return {"image": thumbnail(data.pixels[example])}

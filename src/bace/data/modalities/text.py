@@ -1,7 +1,7 @@
 """Texts: token ids kept flat, padded to the longest of the batch."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bace.data.batch import NO_IDS, View, moved
-from bace.data.decode import PictureOptions
+from bace.data.decode import IMAGE_SUFFIXES, PictureOptions
 from bace.data.files import Raw
 from bace.data.modality import Examples, Inputs, Modality, Table, valid
 from bace.data.settings import DataSettings
@@ -23,6 +23,7 @@ class Text(Modality):
     input_names: tuple[str, ...] = ("text", "content", "sentence", "document", "title", "question")
     input_kinds = ("string",)
     joins = True
+    file_suffixes = frozenset({".txt"})
 
     def read(self, raw: Raw, columns: Sequence[str], rows: Sequence[int], options: PictureOptions) -> Inputs:
         cells = zip(rows, raw.values(columns, rows), strict=True)
@@ -48,7 +49,10 @@ class Text(Modality):
 
     def from_files(self, files: Sequence[Path]) -> list[tuple[str, Any]]:
         """The lines of text files."""
-        return [(f"{file}:{n}", line) for file in files for n, line in enumerate(_lines(file), 1) if line.strip()]
+        return [found for file in files for found in self.from_lines(_lines(file), str(file))]
+
+    def from_lines(self, lines: Iterable[str], source: str) -> list[tuple[str, Any]]:
+        return [(f"{source}:{n}", line) for n, line in enumerate(lines, 1) if line.strip()]
 
     def view(self, data: Any, example: int, row: int, backbone: Callable[[], str]) -> dict[str, Any]:
         ids = data.ids[data.start[example] : data.start[example + 1]].tolist()
@@ -65,8 +69,10 @@ def _text(values: Sequence[Any], columns: Sequence[str], where: str) -> str:
 
 
 def _lines(file: Path) -> list[str]:
+    if file.suffix.lower() in IMAGE_SUFFIXES:
+        raise DataError(f"'{file}' is a picture, and this model takes texts: give it texts, or choose another model")
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        return file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"'{file}' cannot be read as text ({error}): this run's model takes text files") from error
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bace.data.batch import NO_IDS
 from bace.data.decode import PictureOptions
-from bace.data.files import TAG, Raw, not_iob
-from bace.data.modalities.text import NO_TEXTS, Text, Texts, flat, join, load_tokenizer, tokenizer_of
+from bace.data.files import CONLL_SUFFIXES, TAG, Raw, conll_sentences, not_iob
+from bace.data.modalities.text import NO_TEXTS, TEXT, Text, Texts, flat, join, load_tokenizer, tokenizer_of
 from bace.data.modality import (
     Examples,
     InMemory,
@@ -44,6 +44,7 @@ class Token(Text):
     one_label = False
     background = 0
     measure = "seqeval macro F1"
+    file_suffixes = frozenset({*CONLL_SUFFIXES})
 
     def read(self, raw: Raw, columns: Sequence[str], rows: Sequence[int], options: PictureOptions) -> Inputs:
         return [_words(value, raw.where(row)) for row, (value,) in zip(rows, raw.values(columns, rows), strict=True)]
@@ -119,7 +120,7 @@ class Token(Text):
 
     # -- score
 
-    def score(self, rows: Predicted, own: Sequence[str], *, lenient: bool) -> dict[str, float]:
+    def score(self, rows: Predicted, own: Sequence[str], *, lenient: bool) -> dict[str, Any]:
         """seqeval's macro F1, in which a predicted type of another task counts with F1 0 unless `lenient`."""
         lengths = torch.unique_consecutive(rows.examples, return_counts=True)[1].tolist()
         gold, guess = (
@@ -127,10 +128,12 @@ class Token(Text):
             for classes in (rows.targets, rows.predicted)
         )
         result = entity_scores(gold, guess, self.own_names(own), foreign="outside" if lenient else "error")
-        return {"score": result.macro_f1} | {k: v for k, v in dataclasses.asdict(result).items() if k != "per_type"}
+        return {"score": result.macro_f1, **dataclasses.asdict(result)}
 
-    def details(self, rows: Predicted, scores: list[dict[str, float]], *, last: bool) -> dict[str, Any]:
-        return {"scores": scores}
+    def details(self, rows: Predicted, scores: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
+        """The scores of each task, and the F1 of each type on the sentences of its own task."""
+        by_task = [score.pop("per_type") for score in scores]
+        return {"scores": scores, "per_type": {kind: f1 for own in by_task for kind, f1 in own.items()}}
 
     # -- show
 
@@ -154,13 +157,28 @@ class Token(Text):
         placed = [(s, split_words(s)) if isinstance(s, str) else joined(s) for s in items]
         return [spans(text, offsets, own) for (text, offsets), own in zip(placed, tags, strict=True)]
 
+    def from_lines(self, lines: Iterable[str], source: str) -> list[tuple[str, Any]]:
+        """A sentence a line; or, in CoNLL's layout, a word a line, whose tag is not looked at."""
+        every = list(lines)
+        if source.endswith(tuple(CONLL_SUFFIXES - {".txt"})) or _are_tagged(every):
+            return [(f"{source}:{n}", words) for n, words, _ in conll_sentences(every)]
+        return super().from_lines(every, source)
+
+    def from_rows(self, raw: Raw, columns: Sequence[str]) -> list[tuple[str, Any]]:
+        whole = raw.columns[columns[0]] == "string"
+        return TEXT.from_rows(raw, columns) if whole else super().from_rows(raw, columns)
+
+    def input_columns(self, found: dict[str, str], given: list[str], label: str | None) -> list[str]:
+        """Lists of words; or else texts, each a sentence."""
+        return super().input_columns(found, given, label) or TEXT.input_columns(found, given, label)
+
     def describe(self, examples: Sequence[Any], scores: Scorer, names: Sequence[Any]) -> list[dict[str, Any]]:
-        placed = [split_words(line) for line in examples]
-        sentences = [[line[i:j] for i, j in words] for line, words in zip(examples, placed, strict=True)]
+        placed = [(s, split_words(s)) if isinstance(s, str) else joined(s) for s in examples]
+        sentences = [[text[i:j] for i, j in words] for text, words in placed]
         tags = self.show(sentences, scores, names)
         return [
-            {"words": sentence, "tags": own, "entities": [span._asdict() for span in spans(line, words, own)]}
-            for line, words, sentence, own in zip(examples, placed, sentences, tags, strict=True)
+            {"words": sentence, "tags": own, "entities": [span._asdict() for span in spans(text, words, own)]}
+            for (text, words), sentence, own in zip(placed, sentences, tags, strict=True)
         ]
 
     def view(self, data: Any, example: int, row: int, backbone: Callable[[], str]) -> dict[str, Any]:
@@ -174,6 +192,12 @@ class Token(Text):
         words = [str(tokenizer.decode(piece, skip_special_tokens=True)) or str(tokenizer.unk_token) for piece in pieces]
         begin = sum(len(word) + 1 for word in words[: row - first])
         return {"text": " ".join(words), "word": [begin, begin + len(words[row - first])]}
+
+
+def _are_tagged(lines: Sequence[str]) -> bool:
+    """Whether these are lines of a word and its tag, as in CoNLL's files, and not sentences."""
+    fields = [line.split() for line in lines if line.strip() and not line.startswith("-DOCSTART-")]
+    return bool(fields) and all(len(own) > 1 and TAG.fullmatch(own[-1]) for own in fields)
 
 
 def entity_type(tag: str) -> str:
