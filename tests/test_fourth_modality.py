@@ -51,7 +51,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("method", [m.title for m in METHODS if {"image", "text"} <= m.modalities])
+PREFIXES = ("CODA-Prompt", "DualPrompt")  # in the attention of the blocks, of which this encoder has none
+
+
+@pytest.mark.parametrize(
+    "method", [m.title for m in METHODS if {"image", "text"} <= m.modalities and m.title not in PREFIXES]
+)
 def test_every_method_of_pictures_and_texts_runs(folder: Path, tmp_path: Path, method: str) -> None:
     settings = {**SETTINGS, "benchmark.path": str(folder), "method": short(method), "measure.fwt": True}
     result = bace.run(settings, out=tmp_path / "run")
@@ -65,6 +70,12 @@ def test_every_method_of_pictures_and_texts_runs(folder: Path, tmp_path: Path, m
 def test_a_method_that_lists_its_modalities_refuses_others(folder: Path) -> None:
     with pytest.raises(ConfigError, match="IDBR is not defined for vector data: it works on text"):
         bace.run({**SETTINGS, "benchmark.path": str(folder), "method": "idbr"})
+
+
+@pytest.mark.parametrize("method", PREFIXES)
+def test_a_method_that_needs_attention_refuses_an_encoder_without_it_by_name(folder: Path, method: str) -> None:
+    with pytest.raises(ConfigError, match="VectorEncoder takes no keys and values before those of its blocks"):
+        bace.run({**SETTINGS, "benchmark.path": str(folder), "method": method})
 
 
 def test_an_encoder_of_something_else_is_refused(folder: Path, tiny: Any) -> None:

@@ -38,13 +38,13 @@ def attend(
         key, value = (torch.cat([by_head(p, own), own], 2) for p, own in zip(prefix, (key, value), strict=True))
         if attention_mask is not None:  # every token attends to all of the prefix
             attention_mask = F.pad(attention_mask, (prefix[0].shape[1], 0), value=True)
-    out: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    return out
+    attended: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
+    return attended, None
 
 
 def by_head(
     prefix: Tensor,  # (examples, length, width)
     own: Tensor,  # (examples, heads, tokens, width of a head)
 ) -> Tensor:  # (examples, heads, length, width of a head)
-    split: Tensor = prefix.unflatten(2, (own.shape[1], own.shape[3]))
-    return split.transpose(1, 2).to(own.dtype)
+    examples, heads, _, width = own.shape
+    return prefix.reshape(examples, -1, heads, width).transpose(1, 2).to(own.dtype)
