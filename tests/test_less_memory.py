@@ -13,7 +13,7 @@ from bace.experiments.assemble import assemble
 from bace.methods import METHODS, find_method
 from bace.models.model import Model, read_rows
 
-WHOLE = {"OWM", "MEMO", "L2P"}  # their batches cannot be read in parts
+WHOLE = {"OWM", "MEMO", "L2P", "PODNet"}  # their batches cannot be read in parts
 
 
 def settings(tiny: Any, modality: str, method: str, **changes: object) -> Any:
@@ -32,15 +32,17 @@ def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("method", [method.title for method in METHODS if "image" in method.modalities])
 def test_every_method_learns_the_same(tiny: Any, method: str) -> None:
-    """In double precision, where sums in another order differ by nothing that training could amplify."""
+    """In double precision, where sums in another order differ by nothing that training could amplify. Dropout, which
+    some adapters have, is drawn for each part of a batch: then blocks are computed again, but batches are not cut."""
     plain, once = learned(tiny, "image", method)
-    less = {"train.recompute": True} | ({} if method in WHOLE else {"train.accumulate": 3})
+    drops = any(isinstance(module, torch.nn.Dropout) and module.p for module in once.method.model.modules())
+    less = {"train.recompute": True} | ({} if method in WHOLE or drops else {"train.accumulate": 3})
     cut, again = learned(tiny, "image", method, **less)
     check_equal(cut, plain)
     assert again.matrix == once.matrix

@@ -118,7 +118,7 @@ class Method(ElasticBuffers):
     cost: Passes = Passes()
     # why `bace export` refuses it: its prediction is more than a function of one example
     not_exportable: ClassVar[str | None] = None
-    whole_batches: ClassVar[bool] = False  # looks into a pass of the whole batch, which cannot be read in parts
+    whole_batches: ClassVar[bool] = False  # a batch that is read in parts (train.accumulate) would not give the same
     scorers: ClassVar[tuple[str, ...]] = ()  # other prediction rules, by name; each is evaluated beside the main one
 
     model: Model

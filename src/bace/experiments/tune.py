@@ -116,8 +116,7 @@ def _study(search: Search, out: Path) -> "optuna.Study":
 def _over(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
     from optuna.trial import TrialState
 
-    found: list[optuna.trial.FrozenTrial] = study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])
-    return found
+    return list(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
 
 
 def _said(trial: "optuna.trial.FrozenTrial") -> str:

@@ -39,7 +39,7 @@ class Additions:
         self.sets = nn.ModuleList()  # of lists with a part for each site
         encoder.add_module("additions", self.sets)
         self.chosen: tuple[int, ...] | None = None  # by `of`
-        encoder.states.append(self.noted)
+        encoder.states = (*encoder.states, self.noted)
 
     def make(self, site: int, generator: torch.Generator) -> nn.Module:
         """A new part for a site."""

@@ -72,6 +72,10 @@ class Encoder(nn.Module):
     query_and_value: ClassVar[tuple[str, str]]  # within a block: the Linears that make them
     takes_prefixes: ClassVar[bool] = False  # whether its blocks hand `prefix` on to bace.models.prefix_attention
 
+    pieces: int = 1
+    recompute: bool = False
+    states: tuple[Callable[[], Callable[[], AbstractContextManager[None]]], ...] = ()
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.config = cast(Any, model.config)
@@ -82,8 +86,6 @@ class Encoder(nn.Module):
         self.frozen: int | None = None
         self.passes = PassCounter()
         self.cache: PrefixCache | None = None
-        self.pieces, self.recompute = 1, False
-        self.states: list[Callable[[], Callable[[], AbstractContextManager[None]]]] = []
 
     def embed(
         self,

@@ -78,7 +78,7 @@ class Gates:
         encoder.requires_grad_(False)
         # each adapter with the gates of its hidden and of its output units
         self.layers = [(a.requires_grad_(True), self._gated(a.down), self._gated(a.up)) for a in adapters]
-        encoder.states.append(self.noted)
+        encoder.states = (*encoder.states, self.noted)
 
     def _gated(self, layer: nn.Linear) -> Gate:
         gate = Gate(layer.out_features, self.active)
