@@ -25,11 +25,9 @@ test-cpu: .venv/.test
 # hour on one core; goes on where it was stopped.
 campaign: .venv/.test
 	PYTHONPATH=tests $(BIN)/python -m campaign --out artefacts/campaign --report docs/reliability.md
+# Every bar of docs/performance.md on one thread, as one table and benchmarks/results.json. On a quiet machine only.
 bench: .venv/.test
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/bace_cost.py
-	$(BIN)/python benchmarks/methods.py
-	$(BIN)/python benchmarks/text.py
+	$(BIN)/python benchmarks
 	$(BIN)/python benchmarks/many_runs.py
 clean:
 	rm -rf .venv build dist demo

@@ -1,4 +1,4 @@
-"""What BaCE costs over ER: K = 5, 2,500 examples a task, exact; without and with gradient through the neighbours.
+"""What BaCE costs over ER: K = 5, 2,500 examples a task; neighbours scored from the bank, exactly, and with gradient.
 
 python benchmarks/bace_cost.py [--repeat N] [--json]
 """
@@ -7,10 +7,11 @@ import argparse
 import json
 
 import torch
-from common import Mark, ignore, least, peak_memory, step_times, trained_by_library
+from common import Bar, Mark, ignore, least, peak_memory, small_vit, step_times, trained_by_library
 
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "ER": ("ER", {}),
+    "BaCE, bank": ("BaCE", {"neighbour_scores": "bank"}),
     "BaCE": ("BaCE", {}),
     "BaCE, neighbours with gradient": ("BaCE", {"neighbor_grad": True}),
 }
@@ -19,6 +20,24 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
 def one_epoch(case: str, mark: Mark = ignore) -> None:
     method, settings = CASES[case]
     trained_by_library(method, 2500, 128, **settings)(mark)
+
+
+LIMITS = {"BaCE, bank": 1.4, "BaCE": 1.9, "BaCE, neighbours with gradient": 2.8}
+ENCODERS = {"micro ViT": {}, "ViT 192 x 12": {"width": 192, "depth": 12, "side": 56}}  # 49 tokens and the class token
+
+
+def bars(tiny: bool) -> dict[str, Bar]:
+    examples, batch, repeat = (16, 8, 1) if tiny else (2500, 128, 3)
+    found = {}
+    for name, shape in ENCODERS.items():
+        runs: dict[str, list[list[float]]] = {case: [] for case in CASES}
+        for _ in range(repeat):
+            for case, (method, settings) in CASES.items():
+                encoder = small_vit(**(shape | {"depth": 2} if tiny else shape))
+                runs[case].append(step_times(trained_by_library(method, examples, batch, encoder, **settings)))
+        for case, limit in LIMITS.items():
+            found[f"{case} over ER, {name}"] = Bar(least(runs[case]) / least(runs["ER"]), limit)
+    return found
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ time and memory are measured."""
 import multiprocessing
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from bace.core.method import Method
 from bace.core.position import Position
 from bace.core.stream import Stream, Task
 from bace.core.trainer import Trainer
-from bace.data.batch import Examples
 from bace.data.modalities.image import Images
+from bace.data.modality import Examples
 from bace.methods import find_method
 from bace.models.heads import CosineHead
 from bace.models.model import Model
@@ -28,34 +29,51 @@ WIDTH, DEPTH, SIDE, PATCH = 128, 6, 32, 8  # 16 tokens and the class token
 CLASSES = 10  # a task
 
 
-def small_vit() -> ViTEncoder:
+@dataclass(frozen=True)
+class Bar:
+    """A number that was measured, and what it must be: at most `limit` or, if `least`, at least; without a limit it is
+    for information."""
+
+    value: float
+    limit: float | None = None
+    least: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return self.limit is None or (self.value >= self.limit if self.least else self.value <= self.limit)
+
+
+def small_vit(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: int = PATCH) -> ViTEncoder:
     from transformers import ViTConfig, ViTModel
 
     config = ViTConfig(
-        hidden_size=WIDTH,
-        num_hidden_layers=DEPTH,
-        num_attention_heads=4,
-        intermediate_size=4 * WIDTH,
-        image_size=SIDE,
-        patch_size=PATCH,
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=max(width // 32, 1),
+        intermediate_size=4 * width,
+        image_size=side,
+        patch_size=patch,
     )
     torch.manual_seed(0)
     return ViTEncoder(ViTModel(config, add_pooling_layer=False), {})
 
 
-def pictures(count: int) -> tuple[Tensor, Tensor]:  # (count, 3, SIDE, SIDE) uint8, (count,) classes
+def pictures(count: int, side: int = SIDE) -> tuple[Tensor, Tensor]:  # (count, 3, side, side) uint8, (count,) classes
     """Noisy pictures of CLASSES patterns, so that neighbours cluster as they do in real data."""
     rng = torch.Generator().manual_seed(0)
     targets = torch.arange(count) % CLASSES
-    patterns = torch.rand(CLASSES, 3, SIDE, SIDE, generator=rng)
-    noise = torch.rand(count, 3, SIDE, SIDE, generator=rng)
+    patterns = torch.rand(CLASSES, 3, side, side, generator=rng)
+    noise = torch.rand(count, 3, side, side, generator=rng)
     return ((0.6 * patterns[targets] + 0.4 * noise) * 255).to(torch.uint8), targets
 
 
-def second_task(method: str, examples: int, batch: int, **settings: Any) -> tuple[Method, Stream, Config]:
+def second_task(
+    method: str, examples: int, batch: int, encoder: ViTEncoder | None = None, **settings: Any
+) -> tuple[Method, Stream, Config]:
     """A method on pictures at the start of its second task."""
-    data = Images(pictures(2 * examples)[0], size=SIDE)
-    model = Model(small_vit(), CosineHead(WIDTH))
+    encoder = encoder or small_vit()
+    data = Images(pictures(2 * examples, encoder.image_size)[0], size=encoder.image_size)
+    model = Model(encoder, CosineHead(encoder.width))
     return begun(method, data, model, Training(epochs=1, batch_size=batch, threads=1), 500, **settings)
 
 
@@ -100,9 +118,11 @@ def begun(
 Mark = Callable[[], None]  # called after every step
 
 
-def trained_by_library(method: str, examples: int, batch: int, **settings: Any) -> Callable[[Mark], None]:
+def trained_by_library(
+    method: str, examples: int, batch: int, encoder: ViTEncoder | None = None, **settings: Any
+) -> Callable[[Mark], None]:
     """The second task's epoch by the library, ready to go."""
-    return second_epoch(*second_task(method, examples, batch, **settings))
+    return second_epoch(*second_task(method, examples, batch, encoder, **settings))
 
 
 def second_epoch(learned: Method, stream: Stream, config: Config) -> Callable[[Mark], None]:

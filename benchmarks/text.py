@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import CLASSES, Mark, begun, ignore, least, second_epoch, step_times
+from common import CLASSES, Bar, Mark, begun, ignore, least, second_epoch, step_times
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -169,6 +169,12 @@ def training(method: str, examples: int, repeat: int) -> dict[str, float]:
     lengths: Any = ready(method, examples)[1].data.lengths
     tokens = sum(int(lengths[torch.cat(batch)].sum()) for batch in steps(method, examples))
     return compared(least(ours), least(theirs), tokens) | {"bucketing_gain": least(ours) / least(bucketed)}
+
+
+def bars(tiny: bool) -> dict[str, Bar]:
+    examples, repeat = (BATCH, 1) if tiny else (64, 3)
+    found = {f"texts over a bare loop, {m}": Bar(training(m, examples, repeat)["ratio"], 1.05) for m in ("SEQ", "ER")}
+    return found | {"prediction of texts over a loop by hand": Bar(prediction(2 * examples, repeat)["ratio"], 1.05)}
 
 
 def main() -> None:

@@ -34,10 +34,18 @@ CIFAR's pickles are read without running any code in them.
 Examples are counted from lists and headers. If only a part of a dataset is present, it is called a *subset*. It can be
 used, and a run on all of it warns that its results are not comparable with published ones.
 
-Images are decoded once, when a run begins, into one tensor of bytes. Above 2 GB the tensor is a memory-mapped file in
-`BACE_CACHE` (default `~/.cache/bace`), which is deleted when the process ends. OmniBenchmark at 256 pixels takes 19 GB
-there, and a quarter of that with `--benchmark.image_size 128`. Images of different sizes become squares of 256 pixels,
-or of `benchmark.image_size`. Grey images get three channels.
+Images are decoded once, when a run begins, into one tensor of bytes. From 5,000 images on, the tensor is a
+memory-mapped file in the folder `.bace` beside the data (or in `BACE_CACHE`, default `~/.cache/bace`, if the data
+cannot be written). Later runs and other processes map the same file and decode nothing, unless a source file, its time
+or the image size has changed. You may delete `.bace` at any time. Other tensors above 2 GB are in a file in
+`BACE_CACHE`, which is deleted when the process ends. OmniBenchmark at 256 pixels takes 19 GB, and a quarter of
+that with `--benchmark.image_size 128`. Images of different sizes become squares of 256 pixels, or of
+`benchmark.image_size`. Grey images get three channels.
+
+With `--backbone.freeze K --backbone.cache MB` the output of the lowest K blocks is computed once for every view that
+comes again, for all epochs, teachers, tests, methods and seeds of a comparison ([performance.md](performance.md)).
+Clean views always come again. A random view comes again within its epoch only; `--benchmark.views 4` trains on four
+random views of each image, drawn anew every time, so that all of them are soon in the cache.
 """
 
 SETS = """

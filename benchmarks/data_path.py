@@ -1,0 +1,89 @@
+"""Augmented pictures, decoded pictures that are found again, and neighbours."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from common import Bar, peak_memory
+from torch import Tensor
+
+from bace.data.modalities.image import Images
+from bace.data.table import read
+from bace.methods.parts.neighbours import nearest
+
+CPU = torch.device("cpu")
+
+
+def fastest(work: Callable[[], object], repeat: int) -> float:
+    """Seconds."""
+    times = []
+    for _ in range(repeat):
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def augmented(repeat: int) -> float:
+    """Milliseconds for 128 pictures of 32 pixels: crop, mirror, normalise."""
+    pixels = torch.randint(0, 256, (5000, 3, 32, 32), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    data, examples = Images(pixels, size=32), torch.arange(128) * 37
+    return 1000 * fastest(lambda: data.inputs(examples, 1, CPU), repeat)
+
+
+def save_pictures(folder: Path, count: int, side: int) -> None:
+    """A folder of classes with pictures of noise."""
+    from PIL import Image
+
+    rng = torch.Generator().manual_seed(0)
+    for i in range(count):
+        place = folder / "train" / f"class {i % 10}"
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(0, 256, (side, side, 3), generator=rng).to(torch.uint8)
+        Image.fromarray(pixels.numpy()).save(place / f"{i}.bmp")
+
+
+def first_batch(folder: str) -> None:
+    table = read(folder)
+    assert isinstance(table.inputs, Tensor)
+    Images(table.inputs, size=table.inputs.shape[-1]).inputs(torch.arange(128) % len(table), 1, CPU)
+
+
+def stored(count: int, side: int) -> tuple[float, int]:
+    """Seconds from the second run on until the first batch of so many pictures is there, and its peak memory in MB."""
+    with tempfile.TemporaryDirectory() as name:
+        save_pictures(Path(name), count, side)
+        first_batch(name)
+        return fastest(lambda: first_batch(name), 2), peak_memory(first_batch, name)
+
+
+def neighbours(rows: int, width: int) -> None:
+    nearest(torch.randn(rows, width, generator=torch.Generator().manual_seed(0)), 5)
+
+
+def share_of_products(rows: int, width: int) -> float:
+    """The time of the bare matrix products of all pairs over the time of the search."""
+    features = torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
+
+    def products() -> None:
+        for block in features.split(256):
+            for part in features.split(4096):
+                torch.mm(block, part.T)
+
+    return fastest(products, 2) / fastest(lambda: nearest(features, 5), 2)
+
+
+def bars(tiny: bool) -> dict[str, Bar]:
+    seconds, peak = stored(5000 if tiny else 100_000, 8 if tiny else 64)
+    rows, width = (500, 64) if tiny else (100_000, 768)
+    return {
+        "128 augmented pictures of 32 pixels (ms)": Bar(augmented(5 if tiny else 200), 2.0),
+        "first batch of 100,000 stored pictures of 64 pixels (s)": Bar(seconds, 20.0),
+        "peak memory of that (MB)": Bar(peak, 2000),
+        "neighbours: share of the rate of bare products": Bar(
+            share_of_products(min(rows, 20_000), width), 0.7, least=True
+        ),
+        "neighbours of 100,000 x 768: peak memory (MB)": Bar(peak_memory(neighbours, rows, width), 1000),
+    }
