@@ -1,0 +1,69 @@
+"""bace learn"""
+
+from pathlib import Path
+from typing import Any
+
+from bace.errors import ConfigError
+from bace.progress import tell
+
+
+def command(
+    model: Path,
+    data: str,
+    *,
+    new: bool = False,
+    method: str | None = None,
+    backbone: str | None = None,
+    memory: int | None = None,
+    config: Path | None = None,
+    column: str | None = None,
+    label_column: str | None = None,
+    trust: bool = False,
+) -> None:
+    """Teach a model the classes of your data.
+
+    The old data are not needed again. MODEL changes only when everything is learned: killed before, it is as it was.
+
+    Args:
+        model: the folder of a saved learner; with --new, the folder that is made.
+        data: labelled: class folders, a CSV, JSONL, Parquet or CoNLL file, a folder with train.csv, or a hub id.
+        new: begin a model with these data; the options up to --config belong to it, later calls keep them.
+        method: a name of `bace list methods`.
+        backbone: a name of `bace list backbones`, a folder, a weights file or a hub id.
+        memory: how many examples are kept.
+        config: a YAML file of further settings.
+        column: of a table, the column that holds the examples.
+        label_column: of a table, the column that holds the labels.
+        trust: a method of your own that MODEL or the file names may be imported, which runs its code.
+    """
+    from bace.cli.settings import from_file, import_typed
+    from bace.data.table import read
+    from bace.learner import Learner
+
+    typed = {"method.name": method, "backbone.name": backbone, "memory.size": memory}
+    given: dict[str, Any] = {key: value for key, value in typed.items() if value is not None}
+    if new:
+        check_free(model)
+        if method:
+            import_typed(method)
+        learner = Learner(**{**from_file(config, trust=trust), **given})
+    elif given or config:
+        raise ConfigError("--method, --backbone, --memory and --config are settings of a new model: add --new")
+    else:
+        learner = Learner.load(model, trust=trust)
+    table = read(
+        data,
+        modality=learner.modality,
+        input_column=column,
+        label_column=label_column,
+        image_size=learner.picture,
+    )
+    tell(f"learning {len(table)} {table.modality.plural} of {', '.join(table.names)}")
+    learner.partial_fit(table.inputs, table.labels)
+    learner.save(model)
+    print(f"{model} knows {len(learner.classes_)} classes: {', '.join(map(str, learner.classes_))}")
+
+
+def check_free(model: Path) -> None:
+    if (model.is_dir() and any(model.iterdir())) or model.is_file():
+        raise ConfigError(f"'{model}' exists already: leave out --new to teach it, or choose another folder")
