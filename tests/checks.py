@@ -4,6 +4,7 @@ Each check takes a method's name and a modality; test_methods.py runs all of the
 """
 
 import json
+import re
 import shutil
 import weakref
 from collections.abc import Iterator
@@ -215,8 +216,17 @@ def check_learner(tiny: Any, method: str, modality: str, folder: Path) -> None:
     assert_lets_go(loaded, data)
     assert loaded.predict(inputs) == learner.predict(inputs)
     assert len(learner.classes_) == 4
-    with pytest.raises(DataError, match="learned before"):
-        learner.partial_fit(*first)
+    assert learner.method is not None
+    if learner.method.takes_known:
+        before = learner.memory_
+        assert learner.partial_fit(*first).classes_ == loaded.classes_  # no class is added
+        assert learner.history_[-1]["known"] == [str(name) for name in learner.classes_[:2]]
+        assert sum(learner.memory_.values()) == sum(before.values())  # refilled within the budget
+        learner.save(folder / "again")
+        assert bace.Learner.load(folder / "again").predict(inputs) == learner.predict(inputs)
+    else:
+        with pytest.raises(DataError, match=f"learned before, and {re.escape(learner.method.title)}"):
+            learner.partial_fit(*first)
 
 
 CHECKS = [

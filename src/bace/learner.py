@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,29 +16,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bace import methods
 from bace.config.parse import config_from, current, flatten, import_named_method
-from bace.config.schema import Config
+from bace.config.schema import Config, Training
 from bace.core import checkpoint
+from bace.core.calibration import calibration_error, finite, fit_temperature
+from bace.core.evaluation import recognised
 from bace.core.method import Method
 from bace.core.resources import check_resources
 from bace.core.stream import Stream, Task
 from bace.core.trainer import Trainer
 from bace.data.batch import NO_IDS
+from bace.data.decode import PictureOptions
 from bace.data.modalities import MODALITIES
 from bace.data.modalities.token import Span, Token
 from bace.data.modality import Modality, Table
 from bace.data.settings import data_settings
-from bace.data.table import as_inputs, from_arrays
+from bace.data.table import as_inputs, from_arrays, from_records, read
 from bace.errors import CheckpointError, ConfigError, DataError
+from bace.experiments import choose
 from bace.experiments.assemble import check_memory, load_backbone, method_on
 from bace.experiments.run_folder import check_picture, read_model
 from bace.files import check_format, typed
 from bace.models.encoder import Encoder
+from bace.randomness import generator
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FORMAT = 2  # of `Saved`; 1, which has no number, is that of version 0.1
+FORMAT = 3  # of `Saved`; 1, which has no number, is that of version 0.1; 2 has no `chosen` and no `history`
+VIEWS = ("benchmark.augment", "benchmark.flip")
+UNKNOWN = "unknown"
+LOW = 0.6  # a warning, if less of what was shown is known
+STOCK = 300  # of a call's examples are asked after it
+CHOSEN = {*VIEWS, "train.batch_size", "train.epochs", "train.lr"}  # what suits the data, if the user does not set it
 
 
 @dataclass(frozen=True)
@@ -50,11 +64,16 @@ class Saved:
     method: dict[str, Any]  # what of the method's state is no tensor
     train: Sequence[Sequence[int]]  # ids of each task's kept training examples
     complete: bool
+    chosen: dict[str, Any] = field(default_factory=dict)  # settings that the user left unset
+    history: Sequence[dict[str, Any]] = ()
+    temperature: float = 1.0  # of `predict_proba`
 
     def __post_init__(self) -> None:
         check_picture(self.picture)
         if not all(re.fullmatch("-?[0-9]+", name) for name in self.numbers):
             raise ValueError("'numbers' are not those of classes")
+        if not CHOSEN.issuperset(self.chosen):
+            raise ValueError("'chosen' has settings that are not chosen")
 
 
 class Learner:
@@ -87,6 +106,10 @@ class Learner:
         self._kept: dict[str, Tensor] = {}  # raw examples, as tensors
         self._kept_targets = NO_IDS
         self._train: list[Tensor] = []  # ids of each task's kept training examples
+        self._views: dict[str, Any] = {}  # settings that were chosen at the first call
+        self._chosen: dict[str, Any] = {}  # those, and the settings that were chosen at the last call
+        self.history_: list[dict[str, Any]] = []  # of each call: what came, what was chosen, what was learned
+        self._temperature = 1.0
         self._complete = True  # False: made from a run, whose memory examples are elsewhere
 
     @property
@@ -94,18 +117,36 @@ class Learner:
         """Names of all classes (entity types) learned, as they were given, in order of arrival."""
         return [self._as_given(name) for names in self.tasks for name in names]
 
-    def partial_fit(self, x: Any, y: Sequence[Any]) -> Self:
-        """Learn the classes of `y`, all of them new, from the examples `x`. If it fails, the learner is as before.
+    @property
+    def memory_(self) -> dict[Any, int]:
+        """How many examples of each class (entity type) are kept in memory."""
+        self._taught()
+        assert self.method is not None
+        groups = Counter(group for memory in self.method.memories() for group in memory.group.tolist())
+        return {name: groups[group] for group, name in enumerate(self.classes_)}
+
+    def fit(self, x: Any, y: Sequence[Any] | None = None) -> Self:
+        """Forget everything, then `partial_fit`."""
+        self.__init__(**self._given)  # type: ignore[misc]  # starts over
+        return self.partial_fit(x, y)
+
+    def partial_fit(self, x: Any, y: Sequence[Any] | None = None) -> Self:
+        """Learn the classes of `y` from the examples `x`. If it fails, the learner is as before. Classes may be new or,
+        if the method can learn more of them (`takes_known`), known.
+
+        What of the training settings is not set is chosen from these data (experiments/choose.py); `history_` says what
+        was chosen, and how much was learned. A warning says if that is little.
 
         Args:
             x: pictures (uint8 array or tensor, PIL images, paths), texts (strings), or sentences (lists of words).
                 Pictures are brought to the size of the first call's, but arrays of another shape are refused.
+                Without `y`, data that have labels: a folder or a file (as `bace run` reads them), a `datasets.Dataset`,
+                a DataFrame, a list of dicts.
             y: a label per example; for sentences a list of IOB2 tags each.
         """
-        array = isinstance(x, Tensor | np.ndarray)
-        table = from_arrays(x, y, image_size=None if array else self.picture)
-        self._check_new(table)
-        config = self._configured(table.modality.name)
+        table = self._table(x, y)
+        known = self._check_new(table)
+        config = self._configured(table.modality.name, self._views)
         if config.train.early_stop or not config.train.reset_optimiser:
             raise ConfigError(
                 "a Learner has no validation data and makes a new optimiser at each call: leave out train.early_stop "
@@ -113,14 +154,18 @@ class Learner:
             )
         if config.studies:
             raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
-        tasks = [*self.tasks, table.names]
+        tasks = [*self.tasks, [name for name in table.names if name not in known]]
         encoder = self.method.model.encoder if self.method else load_backbone(config)
         stream = self._stream(table, tasks, config, encoder)
+        views = self._views if self.method else self._choose_views(stream, encoder)
         before = None if self.method is None else {k: _copied(v) for k, v in self.method.state_dict().items()}
         try:
             method = self._method_on(stream, config, encoder)
             check_memory(method)
             check_resources(method, [len(self.tasks)])
+            chosen, record = self._choose_training(method, stream, config)
+            config = self._configured(table.modality.name, views | chosen)
+            method.training_settings = config.train
             Trainer(method, stream, config).learn(stream[-1])
         except BaseException:  # also when interrupted: half a task learned is no use
             if before is not None:
@@ -128,15 +173,48 @@ class Learner:
                 self._restore(before)
             raise
         self.config, self.modality, self.tasks, self.method = config, table.modality.name, tasks, method
+        self._views, self._chosen = views, views | chosen
         self.picture = table.modality.picture(stream.data)
-        self._numbers |= {str(label) for label in _labels(y) if isinstance(label, int)}
+        self._numbers |= {str(label) for label in ([] if y is None else _labels(y)) if isinstance(label, int)}
+        learned = {"classes": table.names, "known": known, "examples": len(table), "settings": views | chosen}
+        self.history_.append({**learned, **record, **self._take_stock(method, stream)})
+        _tell(self.history_[-1], config.train)
         self._keep(stream)
         return self
 
-    def predict(self, x: Any) -> list[Any]:
+    def predict(self, x: Any, reject: float | None = None) -> list[Any]:
         """The class of each example, named as it was given. Of sentences: the tag of each word where they are lists of
-        words, the `entities` where they are strings."""
-        return self._taught().show(x, self.scores, self._given_names())
+        words, the `entities` where they are strings.
+
+        Args:
+            reject: pictures and texts: an example whose highest probability (`predict_proba`) is less is "unknown".
+        """
+        predicted: list[Any] = self._taught().show(x, self.scores, self._given_names())
+        if reject is None:
+            return predicted
+        confidence = self.predict_proba(x).max(1)
+        return [label if sure >= reject else UNKNOWN for label, sure in zip(predicted, confidence, strict=True)]
+
+    def predict_proba(self, x: Any) -> np.ndarray:  # (examples, classes)
+        """The probability of each class, in the order of `classes_`, calibrated by one temperature."""
+        scores = finite(torch.from_numpy(self.decision_function(x)))
+        return torch.softmax(scores / self._temperature, 1).numpy()
+
+    def decision_function(self, x: Any) -> np.ndarray:  # (examples, classes)
+        """`scores` as an array, for data whose examples show one class each."""
+        if not self._taught().one_label:
+            raise ConfigError("sentences have scores for each word: use `scores`")
+        scores = self.scores(x)
+        assert isinstance(scores, Tensor)
+        return scores.numpy()
+
+    def score(self, x: Any, y: Sequence[Any]) -> float:
+        """The share of examples (for sentences, of words) whose class is predicted."""
+        predicted, wanted = self.predict(x), _labels(y)
+        if not self._taught().one_label:
+            predicted, wanted = ([tag for tags in all_tags for tag in tags] for all_tags in (predicted, wanted))
+        pairs = [str(one) == str(other) for one, other in zip(predicted, wanted, strict=True)]
+        return sum(pairs) / len(pairs)
 
     def describe(self, x: Sequence[Any]) -> list[dict[str, Any]]:
         """What `bace predict` says of each example: its class and the score of that; of sentences, which are strings,
@@ -175,6 +253,36 @@ class Learner:
             scores = in_order(torch.cat([self.method.predict(asked.batch(part)).cpu() for part in parts]))
         return modality.by_example(scores, inputs)
 
+    # -- scikit-learn's manners
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings as they were given."""
+        return dict(self._given)
+
+    def set_params(self, **settings: Any) -> Self:
+        """Other settings. What was learned with the settings before is forgotten."""
+        self.__init__(**{**self._given, **settings})  # type: ignore[misc]
+        return self
+
+    def __repr__(self) -> str:
+        given = {name: value for name, value in self._given.items() if name != "method"}
+        settings = "".join(f", {name}={value!r}" for name, value in given.items())
+        if self.method is None:
+            return f"Learner({self._given['method']!r}{settings})"
+        taught = f"{len(self.classes_)} classes in {len(self.tasks)} calls"
+        return f"<Learner({self._given['method']!r}{settings}): {taught}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a row for each call."""
+        cells = [
+            (n, ", ".join(call["classes"]), call["examples"], _percent(call["new"]), _percent(call["old"]))
+            for n, call in enumerate(self.history_, start=1)
+        ]
+        head = ("call", "classes", "examples", "of these known", "of the memory's old ones known")
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in cells)
+        titles = "".join(f"<th>{title}</th>" for title in head)
+        return f"<p><code>{escape(repr(self))}</code></p><table><tr>{titles}</tr>{rows}</table>"
+
     # -- saving
 
     def save(self, folder: str | Path) -> None:
@@ -194,6 +302,9 @@ class Learner:
             method=plain,
             train=[ids.tolist() for ids in self._train],
             complete=self._complete,
+            chosen=self._chosen,
+            history=self.history_,
+            temperature=self._temperature,
         )
         checkpoint.save(Path(folder), tensors | kept, {"format": FORMAT, **asdict(saved)}, keep=1)
 
@@ -212,7 +323,10 @@ class Learner:
             learner = cls._opened(saved.given, trust, complete=False)
             learner.modality, learner.tasks = saved.modality, list(map(list, saved.tasks))
             learner.picture, learner._numbers, learner._complete = saved.picture, set(saved.numbers), saved.complete
-            learner.config = learner._configured(saved.modality)  # which refuses an unknown one
+            learner._chosen, learner.history_ = saved.chosen, list(saved.history)
+            learner._temperature = saved.temperature
+            learner._views = {name: value for name, value in saved.chosen.items() if name in VIEWS}
+            learner.config = learner._configured(saved.modality, saved.chosen)  # which refuses an unknown one
             learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
             learner._kept_targets = tensors["kept_targets"]
             learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in saved.train]
@@ -263,11 +377,38 @@ class Learner:
             raise ConfigError("this learner has learned nothing yet: call partial_fit first")
         return MODALITIES[self.modality]
 
-    def _configured(self, modality: str) -> Config:
+    def _configured(self, modality: str, chosen: dict[str, Any]) -> Config:
+        """The settings given, then those chosen, then the defaults for a user's own data of the modality."""
         if self.modality not in (None, modality):
             raise DataError(f"this learner was taught {self.modality} data; it cannot take {modality} data")
         own_data = MODALITIES[modality].own_data
-        return self.config or config_from({"benchmark.name": own_data, **flatten(self._given)})
+        return config_from({"benchmark.name": own_data, **chosen, **flatten(self._given)})
+
+    def _choose_views(self, stream: Stream, encoder: Encoder) -> dict[str, Any]:
+        if not self._unset.issuperset(VIEWS) or (found := choose.choose_views(stream, encoder)) is None:
+            return {}
+        return dict(zip(VIEWS, found, strict=True))
+
+    def _choose_training(self, method: Method, stream: Stream, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The training settings left unset that suit the new data, and what is to be said of them."""
+        train, count, unset = config.train, len(stream[-1].train), self._unset
+        if "train.batch_size" in unset:
+            train = replace(train, batch_size=choose.choose_batch_size(count, train.batch_size))
+        steps = choose.steps_of_epoch(method, train.batch_size, count)
+        if "train.epochs" in unset:
+            train = replace(train, epochs=choose.choose_epochs(steps, train.epochs))
+        rates = choose.search_rate(method, stream, replace(config, train=train)) if "train.lr" in unset else {}
+        if rates:
+            train = replace(train, lr=choose.best_rate(rates))
+        names = [name for name in ("batch_size", "epochs", "lr") if getattr(train, name) != getattr(config.train, name)]
+        return {f"train.{name}": getattr(train, name) for name in names}, {
+            "steps": steps * train.epochs,
+            "rates": {f"{rate:g}": round(worth, 4) for rate, worth in rates.items()},
+        }
+
+    @property
+    def _unset(self) -> set[str]:
+        return CHOSEN - set(flatten(self._given))
 
     def _method_on(self, stream: Stream, config: Config, encoder: Encoder | None = None) -> Method:
         """The method so far with its new stream; made at the first call."""
@@ -278,18 +419,56 @@ class Learner:
         self.method.stream = stream
         return self.method
 
-    def _check_new(self, table: Table) -> None:
+    def _table(self, x: Any, y: Sequence[Any] | None) -> Table:
+        options: PictureOptions = {"image_size": None if isinstance(x, Tensor | np.ndarray) else self.picture}
+        if y is not None:
+            return from_arrays(x, y, **options)
+        given = flatten(self._given)
+        inputs, label = given.get("benchmark.input_column"), given.get("benchmark.label_column")
+        if isinstance(x, str | Path):
+            return read(x, input_column=inputs, label_column=label, **options)
+        return from_records(x, input_column=inputs, label_column=label, **options)
+
+    def _take_stock(self, method: Method, stream: Stream) -> dict[str, Any]:
+        """How much of a call's examples, and of the old ones in memory, is known after it; and a new temperature."""
+        call, memory = stream[-1], torch.unique(method.remembered())
+        shown = call.train[torch.randperm(len(call.train), generator=generator(0, "stock"))[:STOCK]]
+        self._temperature = 1.0
+        if method.prediction_cost(len(shown) + len(memory)):  # it would take longer than learning
+            return {"new": None, "old": None}
+        old = memory[~torch.isin(memory, call.train)]
+        known = {"new": recognised(method, shown), "old": recognised(method, old)}
+        if not stream.modality.one_label:
+            return known
+        asked = torch.unique(torch.cat([shown, memory]))
+        with stream.licence("calibration", asked):
+            parts = asked.split(method.training_settings.eval_batch_size)
+            scores = finite(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts]))
+        targets = stream.targets[asked]
+        self._temperature = fit_temperature(scores, targets)
+        before, after = (
+            calibration_error(torch.softmax(scores / temperature, 1), targets)
+            for temperature in (1.0, self._temperature)
+        )
+        return known | {"temperature": self._temperature, "ece": [round(before, 4), round(after, 4)]}
+
+    def _check_new(self, table: Table) -> list[str]:
+        """The classes of a call that are known, if the learner can take them."""
         if not self._complete:
             raise ConfigError("a model loaded from a run can only predict: its memory's examples are in the benchmark")
-        if known := [name for name in table.names if any(name in names for names in self.tasks)]:
+        known = [name for name in table.names if any(name in names for names in self.tasks)]
+        if known and self.method is not None and not self.method.takes_known:
+            can = ", ".join(sorted(method.title for method in methods.METHODS if method.takes_known))
             raise DataError(
-                f"class '{known[0]}' was learned before: for now each call of partial_fit takes new classes only"
+                f"class '{known[0]}' was learned before, and {self.method.title} with these settings cannot learn more "
+                f"of known classes: give it new classes only, or take one of {can}"
             )
         if isinstance(table.inputs, Tensor) and self.picture not in (None, tuple(table.inputs.shape[2:])):
             raise DataError(
                 f"these pictures are {tuple(table.inputs.shape[2:])} pixels, the ones learned before {self.picture}: "
                 "resize them alike"
             )
+        return known
 
     def _stream(self, table: Table, tasks: list[list[str]], config: Config, encoder: Encoder) -> Stream:
         """Kept examples first, then the new ones; only the new task has a training set (joint methods keep all)."""
@@ -339,6 +518,39 @@ class Learner:
 
     def _given_names(self) -> list[Any]:
         return [self._as_given(name) for name in self._names()]
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _tell(call: dict[str, Any], train: Training) -> None:
+    """What was chosen in a line, and a warning if little was learned."""
+    rates = ", ".join(f"{rate} ({worth:.0%})" for rate, worth in call["rates"].items())
+    logging.getLogger("bace").info(
+        f"{call['examples']} examples of {len(call['classes'])} classes: batches of {train.batch_size}, {train.epochs} "
+        f"epochs, {call['steps']} steps, rate {train.lr:g}{f' of {rates}' if rates else ''}; known after it: "
+        f"{_percent(call['new'])} of the new, {_percent(call['old'])} of the old"
+    )
+    if call["new"] is not None and call["new"] < LOW:
+        warnings.warn(
+            f"of its own training examples, the learner knows {call['new']:.0%} after this call: give more steps "
+            f"(train.epochs, now {train.epochs}), another rate (train.lr, now {train.lr:g}), or more examples; epochs "
+            "and rate that you leave out are chosen",
+            stacklevel=3,
+        )
+    if call["old"] is not None and call["old"] < LOW:
+        warnings.warn(
+            f"of the old examples in its memory, the learner knows {call['old']:.0%} after this call: give it a larger "
+            f"memory, a lower rate (train.lr, now {train.lr:g}), or a method that forgets less",
+            stacklevel=3,
+        )
+    if call["steps"] <= train.epochs and call["steps"] < choose.STEPS:
+        warnings.warn(
+            f"an epoch is one step, with {call['examples']} examples in batches of {train.batch_size}: lower "
+            "train.batch_size, or leave it out",
+            stacklevel=3,
+        )
 
 
 def _copied(value: Any) -> Any:

@@ -51,6 +51,19 @@ def predict(
     return stream.rows_of(examples)[0], in_order(predicted)
 
 
+def recognised(method: Method, examples: Tensor) -> float | None:
+    """The share of these examples' rows that the method recognises, among all classes seen; words labelled O do not
+    count. None if there is no such row."""
+    stream = method.stream
+    if not len(examples):
+        return None
+    with stream.licence("what was learned", examples):
+        rows, predicted = predict(method, examples)
+    targets = stream.targets[rows]
+    counted = torch.ones_like(targets, dtype=torch.bool) if stream.background is None else targets != stream.background
+    return float((predicted == targets)[counted].double().mean()) if counted.any() else None
+
+
 def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenient: bool = False) -> dict[str, Any]:
     """What a test set's predictions are worth, in percent; "score" is the one the accuracy matrix takes."""
     own = [stream.names[c] for c in task.classes]

@@ -109,6 +109,7 @@ class Method(ElasticBuffers):
     uses_memory: ClassVar[bool] = False
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with one row per class, so forward transfer can be measured
+    takes_known: bool = False  # learns more examples of known classes; not inherited, for a loss may differ
     one_encoder: ClassVar[bool] = True  # all features are in one space, so studies can compare them
     learns_o: ClassVar[bool] = True  # entities: words labelled O in a later task's sentences are learned as class 0
     keeps_teacher: bool = False  # from the second task on, `teacher` is the network after the last task
@@ -137,6 +138,8 @@ class Method(ElasticBuffers):
         super().__init_subclass__()
         if "title" not in vars(cls):
             cls.title = cls.__name__
+        if "takes_known" not in vars(cls):
+            cls.takes_known = False
 
     # -- hooks
 
@@ -327,7 +330,10 @@ class Method(ElasticBuffers):
         """Refill the memory at the end of a task, within its budget."""
         if self.memory.size or self.memory.per_class:
             quota = self.quota(task)
-            chosen = self.choose(task.train, task, max(quota, 1))
+            # a known class of which there are more examples is chosen again, from these and its old ones
+            again = torch.isin(self.memory.group, self.stream.group_of(task.train))
+            chosen = self.choose(torch.cat([task.train, self.memory.examples[again]]), task, max(quota, 1))
+            self.memory.keep(torch.nonzero(~again).flatten())
             self.memory.fill(chosen, task.index, quota, generator(self.now.seed, "missing", task.index))
 
     def quota(self, task: Task) -> int:

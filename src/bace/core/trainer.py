@@ -122,7 +122,7 @@ class Trainer:
             self.measure_transfer(task)
             method.before_task(task)
             method.grow(task)
-            if self.config.head.head_init == "imprint" and method.growing_head:
+            if self.config.head.head_init == "imprint" and method.growing_head and len(task.classes):
                 method.imprint(task)
             now.phase = "train"
         if now.phase == "train":

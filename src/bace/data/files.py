@@ -50,7 +50,11 @@ class Raw:
 
 def in_memory(examples: Sequence[Any], column: str) -> Raw:
     """A list as a source of one column."""
-    records = [{column: example} for example in examples]
+    return in_records([{column: example} for example in examples])
+
+
+def in_records(records: list[dict[str, Any]]) -> Raw:
+    """A list of rows, by column, as a source."""
     return _from_records(Path("memory"), records, lambda i: f"example {i}", None)
 
 

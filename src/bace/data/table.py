@@ -7,6 +7,7 @@ import difflib
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -15,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from bace.data.decode import IMAGE_SUFFIXES, PictureOptions, check_options
-from bace.data.files import TABLE_SUFFIXES, Raw, files_in, in_memory, open_source, open_table, some
+from bace.data.files import TABLE_SUFFIXES, Raw, files_in, in_memory, in_records, open_source, open_table, some
 from bace.data.modalities import MODALITIES, find_modality
 from bace.data.modality import InMemory, Labels, Modality, Table
 from bace.errors import ConfigError, DataError
@@ -54,13 +55,53 @@ def read(
     if limit_per_class is not None and limit_per_class < 1:
         raise ConfigError(f"limit_per_class is {limit_per_class}: give at least 1, or None for all examples.")
     raw = open_source(source, split, subset, conll=asked is not None and asked.conll)
+    return _table_of(raw, asked, input_column, label_column, label_names, limit_per_class, pictures)
+
+
+def from_records(
+    rows: Any,
+    *,
+    input_column: str | Sequence[str] | None = None,
+    label_column: str | None = None,
+    **pictures: Unpack[PictureOptions],
+) -> Table:
+    """A table of what has rows and columns in memory: a `datasets.Dataset`, a pandas DataFrame, a list of dicts."""
+    check_options(pictures)
+    records = rows.to_dict("records") if hasattr(rows, "to_dict") and hasattr(rows, "iloc") else list(rows)
+    if not records or not all(isinstance(record, dict) for record in records):
+        raise DataError(f"a {type(rows).__name__} has no columns with labels: give the labels as the second argument.")
+    raw = _with_names(in_records(records), rows)
+    return _table_of(raw, None, input_column, label_column, None, None, pictures)
+
+
+def _with_names(raw: Raw, rows: Any) -> Raw:
+    """With what a `datasets.Dataset` knows of its columns: the names of integer labels and tags, and pictures."""
+    kinds, names = dict(raw.columns), {}
+    for column, feature in (getattr(rows, "features", None) or {}).items():
+        inner = getattr(feature, "feature", None)  # of a list of tags
+        if found := getattr(feature, "names", None) or getattr(inner, "names", None):
+            kinds[column], names[column] = "classes" if inner else "class", list(found)
+    (first,) = raw.values(list(kinds), [0])
+    pictures = {column: "picture" for column, value in zip(kinds, first, strict=True) if isinstance(value, Image.Image)}
+    return replace(raw, columns=kinds | pictures, class_names=names)
+
+
+def _table_of(
+    raw: Raw,
+    asked: Modality | None,
+    input_column: str | Sequence[str] | None,
+    label_column: str | None,
+    label_names: Sequence[str] | None,
+    limit_per_class: int | None,
+    pictures: PictureOptions,
+) -> Table:
     found, columns, label_column = _choose_columns(raw, asked, input_column, label_column)
     values = [value for (value,) in raw.values([label_column], range(raw.count))]
     names = list(label_names) if label_names is not None else raw.class_names.get(label_column)
     labels, names = found.labels(values, names, raw.where)
     rows = first_of_each([found.shows(label) for label in labels], limit_per_class)
     if not rows:
-        raise DataError(f"{source}: the split '{split}' has no examples.")
+        raise DataError(f"{raw.source}: there are no examples.")
     labels = cast(Labels, [labels[i] for i in rows])
     inputs = found.read(raw, columns, rows, pictures)
     found.check_labels(inputs, labels, lambda i: raw.where(rows[i]))

@@ -34,6 +34,7 @@ class ACIL(OnePass):
         "Zhuang et al., ACIL: Analytic Class-Incremental Learning with Absolute Memorization and Privacy Protection, "
         "NeurIPS 2022"
     )
+    takes_known = True
     card = Card(
         mechanism="frozen encoder; random features, ridge regression by recursive least squares",
         besides="expansion^2 numbers (`expansion`), which every batch updates",

@@ -58,6 +58,7 @@ class BaCE(HoldOut):
     paper = "Zheng et al., Balancing the Causal Effects in Class-Incremental Learning, 2024"
     networks = 2  # student and teacher
     learns_o = False
+    takes_known = True
     card = Card(
         mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
         besides="neighbours that are shared or in the batch are passed once",
@@ -107,7 +108,7 @@ class BaCE(HoldOut):
             )
         if not 0 <= W0 <= 1 or not 0 <= beta <= 1:
             raise ConfigError(f"BaCE: W0 ({W0}) and beta ({beta}) must lie between 0 and 1")
-        self.holds_out = bias_correction
+        self.holds_out, self.takes_known = bias_correction, not bias_correction
         passed = {"exact": K, "bank": int(neighbor_grad)}[neighbour_scores] if W0 < 1 else 0
         neighbours = passed * (3 if neighbor_grad else 1)
         self.cost = Passes(3 + (W0 < 1 or alpha > 0) + neighbours, 3 + (lambda_mse > 0), task=1)
@@ -196,6 +197,8 @@ class BaCE(HoldOut):
         terms: dict[str, Tensor] = {}
         if own.any():
             terms["new"] = self.loss_new(new, batch, own, near, carried)
+        if (again := self.rows_again(batch.targets)).any():
+            terms["again"] = F.cross_entropy(new[again], batch.targets[again])
         if self.distils:
             terms["distil"] = self.alpha * self.loss_distil(new, batch, own)
         if replay is not None and old is not None:
@@ -262,8 +265,14 @@ class BaCE(HoldOut):
         return F.log_softmax(logits, 1)[:, self.now.known :]
 
     def own_rows(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
-        """The rows of the task's own classes. After the first task they exclude O rows, which may hide old entities."""
-        return self.labelled(targets, new=len(targets))
+        """The rows of the task's own classes. After the first task they exclude O rows, which may hide old entities,
+        and more examples of old classes, which only a Learner is given."""
+        return self.labelled(targets, new=len(targets)) & ~self.rows_again(targets)
+
+    def rows_again(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
+        """More examples of old classes: they are learned as those of the memory are."""
+        old = targets < self.now.known
+        return old if self.stream.background is None else old & (targets != self.stream.background)
 
     def neighbourhood(self, batch: Batch) -> Neighbourhood | None:
         rows = batch.rows[self.own_rows(batch.targets)]

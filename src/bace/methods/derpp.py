@@ -30,6 +30,7 @@ class DERpp(ER):
     title = "DER++"
     paper = "Buzzega et al., Dark Experience for General Continual Learning: a Strong, Simple Baseline, 2020"
     cost = Passes(3, 6)
+    takes_known = True
     card = Card(
         mechanism="replay; matching of past logits on memory",
         o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "

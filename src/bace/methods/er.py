@@ -25,6 +25,7 @@ class ER(Method):
     paper = "Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019"
     uses_memory = True
     cost = Passes(3, 3, task=1)
+    takes_known = True
     card = Card(
         mechanism="replay",
         o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "

@@ -29,6 +29,7 @@ class GDumb(Method):
     paper = "Prabhu et al., GDumb: A Simple Approach that Questions Our Progress in Continual Learning, 2020"
     uses_memory = True
     growing_head = False  # no head outlives its task
+    takes_known = True
     card = Card(
         mechanism="greedy balanced memory; a new model trained on the memory alone",
         o_rows="O is learned as class 0 with cross-entropy; a sentence counts for the rarest entity type it shows",

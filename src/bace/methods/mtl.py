@@ -18,6 +18,7 @@ class MTL(Method):
     title = "MTL"
     paper = "joint (multi-task) training; the standard upper bound, no single origin"
     licence = "past"
+    takes_known = True
     card = Card(
         mechanism="joint training on all data so far",
         besides="the new examples are the data of all tasks so far",

@@ -19,6 +19,7 @@ class SEQ(Method):
 
     title = "SEQ"
     paper = "sequential fine-tuning; the standard lower bound, no single origin"
+    takes_known = True
     card = Card(
         mechanism="fine-tuning only",
         o_rows="O is learned as class 0 with cross-entropy",
@@ -27,7 +28,7 @@ class SEQ(Method):
 
     def __init__(self, span: Literal["seen", "new"] = "seen") -> None:
         super().__init__()
-        self.span = span
+        self.span, self.takes_known = span, span == "seen"
 
     def loss(self, batch: Batch) -> Loss:
         return self.cross_entropy(self.model(batch).logits, batch.targets)

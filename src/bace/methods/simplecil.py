@@ -24,6 +24,7 @@ class SimpleCIL(OnePass):
         "are All You Need, 2023 (IJCV 2024)"
     )
     growing_head = True
+    takes_known = True
     card = Card(
         mechanism="frozen encoder; class means as rows of a cosine head",
         o_rows="class 0 in every task: its mean is that of all words labelled O so far, hidden entities among them",

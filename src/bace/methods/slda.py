@@ -31,6 +31,7 @@ class SLDA(OnePass):
 
     title = "SLDA"
     paper = "Hayes, Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, 2020"
+    takes_known = True
     card = Card(
         mechanism="frozen encoder; running class means and covariance; linear discriminant analysis",
         o_rows="class 0 in every task: its mean is that of all words labelled O so far, hidden entities among them; "
