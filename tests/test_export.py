@@ -10,6 +10,7 @@ import torch
 from checks import short, shown_examples, training_examples
 
 import bace
+from bace.cli.main import main
 from bace.data.modalities import MODALITIES
 from bace.data.modality import Table
 from bace.data.settings import data_settings
@@ -73,6 +74,15 @@ def test_onnxruntime_gives_the_learner_s_scores(tiny: Any, tmp_path: Path, metho
         assert found.shape[0] == examples
         assert found.shape[-1] == len(noted["classes"])
         assert np.isfinite(found).all()
+
+
+def test_the_command_writes_the_model_of_a_run(tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bace.run(tiny.settings("image", method="ER", **{"train.epochs": 1}), out=tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "model.pt2"), "--format", "torch"]) == 0
+    assert capsys.readouterr().out == f"written: {tmp_path / 'model.pt2'}\n"
+    files = {"bace.json": ""}
+    torch.export.load(tmp_path / "model.pt2", extra_files=files)
+    assert json.loads(files["bace.json"])["classes"] == list(tiny.classes)
 
 
 def test_a_method_that_adapts_to_each_example_is_refused(tiny: Any, tmp_path: Path) -> None:
