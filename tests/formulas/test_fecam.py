@@ -34,7 +34,7 @@ def observed(x: Array, y: Any, classes: int = 3, **options: Any) -> FeCAM:
 
 def scores(method: FeCAM, x: Array) -> Tensor:
     """`predict`, for features."""
-    method.peek = lambda batches, model=None: Output(torch.from_numpy(x), torch.zeros(len(x), 0))  # type: ignore[method-assign]
+    method.infer = lambda batches, model=None: Output(torch.from_numpy(x), torch.zeros(len(x), 0))  # type: ignore[method-assign]
     return method.predict(None)  # type: ignore[arg-type]
 
 

@@ -191,7 +191,7 @@ def test_weights_balance_what_an_epoch_shows_and_average_to_one(tiny: Any) -> No
 def test_weights_of_unequal_classes_are_those_of_each_label_set(tiny: Any, mode: str) -> None:
     method = taught(tiny, mode=mode)
     task = method.stream[1]
-    method.trained = lambda _: task.train[:13]  # 10 of class 2, 3 of class 3
+    method.training_examples = lambda _: task.train[:13]  # 10 of class 2, 3 of class 3
     method.memory.keep(torch.tensor([0, 1, 2, 3, 5, 6]))  # 4 of class 0, 2 of class 1
     finetune(method)
     # batch: 4 steps (of 4 new examples) with 4 replayed ones each, two thirds of which are of class 0

@@ -47,6 +47,7 @@ def test_a_gated_adapter_computes_its_formula() -> None:
     """u + up(relu(down(u) g1)) g2 with g = sigmoid(s e), here for s = 2; and with g = [e > 0]."""
     encoder_like = nn.ModuleDict({"a": Adapter(2, 2, torch.Generator().manual_seed(0))})
     encoder_like.embeddings, encoder_like.blocks, encoder_like.norm = nn.Identity(), nn.ModuleList(), nn.Identity()
+    encoder_like.states = ()
     gates, adapter = Gates(encoder_like), encoder_like["a"]  # type: ignore[arg-type]
     gates.grow(torch.Generator().manual_seed(0))
     down, up = np.array([[1.0, -2.0], [0.5, 1.0]]), np.array([[3.0, 1.0], [4.0, -1.0]])

@@ -43,7 +43,7 @@ def streamed(x: Array, y: Any, batch: int, classes: int = CLASSES, **options: An
 
 def scores(method: SLDA, x: Array) -> Tensor:
     """`predict`, for features."""
-    method.peek = lambda batches, model=None: Output(torch.from_numpy(x), torch.zeros(len(x), 0))  # type: ignore[method-assign]
+    method.infer = lambda batches, model=None: Output(torch.from_numpy(x), torch.zeros(len(x), 0))  # type: ignore[method-assign]
     return method.predict(None)  # type: ignore[arg-type]
 
 
