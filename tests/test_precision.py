@@ -9,7 +9,7 @@ from checks import assert_same, copying_at, final_state
 
 import bace
 from bace.config.parse import config_from
-from bace.core.method import Stage
+from bace.core.stage import Stage
 from bace.core.trainer import Trainer
 from bace.errors import ConfigError
 from bace.experiments.assemble import assemble, prepare_torch

@@ -21,9 +21,10 @@ from bace.config.schema import Config, HeadSettings, Measures, MemoryBudget, Tra
 from bace.core import checkpoint
 from bace.core.evaluation import predict
 from bace.core.memory import Memory
-from bace.core.method import Loss, Method, Stage
+from bace.core.method import Method
 from bace.core.optimiser import make_optimiser, stage_groups
 from bace.core.position import Position
+from bace.core.stage import Loss, Stage
 from bace.core.stream import Stream, Task
 from bace.core.trainer import Trainer
 from bace.data.batch import NO_IDS, Batch

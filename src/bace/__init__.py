@@ -6,7 +6,8 @@ __version__ = "0.1.0"
 __all__ = ["Batch", "Learner", "Method", "Stage", "Stream", "Task", "compare", "load", "run"]
 
 if TYPE_CHECKING:
-    from bace.core.method import Method, Stage
+    from bace.core.method import Method
+    from bace.core.stage import Stage
     from bace.core.stream import Stream, Task
     from bace.data.batch import Batch
     from bace.experiments.run import run
@@ -17,7 +18,7 @@ _HOMES = {
     "Batch": "bace.data.batch",
     "Learner": "bace.learner",
     "Method": "bace.core.method",
-    "Stage": "bace.core.method",
+    "Stage": "bace.core.stage",
     "Stream": "bace.core.stream",
     "Task": "bace.core.stream",
     "compare": "bace.report.comparison",

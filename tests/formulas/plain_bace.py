@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bace.core.method import Loss, Method, Stage
+from bace.core.method import Method
+from bace.core.stage import Loss, Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.models.model import frozen_copy

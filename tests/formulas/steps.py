@@ -18,7 +18,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bace.config.parse import config_from
 from bace.config.schema import Config
-from bace.core.method import Method, Stage
+from bace.core.method import Method
+from bace.core.stage import Stage
 from bace.core.stream import Stream
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch

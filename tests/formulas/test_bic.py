@@ -27,7 +27,7 @@ from torch import Tensor
 
 import bace
 from bace.config.parse import config_from
-from bace.core.method import Loss
+from bace.core.stage import Loss
 from bace.core.stream import Task
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch

@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from bace.config.schema import OptimiserName, Training
-from bace.core.memory import ElasticBuffers, Memory, herd
-from bace.core.position import Position
-from bace.core.stream import Stream, Task
+from bace.core.stage import Loss, Stage
+from bace.core.stream import Task
+from bace.core.toolbox import Toolbox
 from bace.data.batch import Batch
 from bace.data.modalities import MODALITIES
 from bace.models.heads import Head, imprint
 from bace.models.model import Model, Output, frozen_copy, parameter_count
 from bace.randomness import generator
-
-Loss = Tensor | dict[str, Tensor] | None
-
-
-@dataclass
-class Stage:
-    """One stage of training. `examples` and `groups` are called after `prepare`, so they may be decided late.
-
-    On resume, `Method.stages` creates the stages again: `structure` (modules and buffers of the right shape, without
-    values) is replayed, but `prepare` (values) runs only once.
-    """
-
-    name: str
-    loss: Callable[[Batch], Loss]
-    epochs: int
-    batch_size: int
-    examples: Callable[[], Tensor]  # ids
-    module: Callable[[], nn.Module]  # is trained and in train mode; everything else is in eval mode
-    # the optimised parameters by group; the other parameters of the module get no gradient meanwhile. Default: all
-    # parameters of the module, in the groups that its modules name (`optimiser_group`)
-    groups: Callable[[], Mapping[str, Iterable[nn.Parameter]]] | None = None
-    # the ids of an epoch in order, as many as `examples`; default: each once, shuffled
-    sampler: Callable[[torch.Generator], Tensor] | None = None
-    augment: bool = True  # random views; otherwise clean ones
-    cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
-    optimise: bool = True  # False: a stage without gradients
-    min_steps: int = 0  # the epochs are raised until there are at least so many optimiser steps
-    lr: float | None = None  # default: the run's, as for the optimiser, momentum, weight decay, clip and schedule
-    rates: Mapping[str, float] = field(default_factory=dict)  # learning rates of groups that have their own
-    optimiser: OptimiserName | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    clip: float | None = None
-    schedule: Callable[[float], float] | None = None  # epochs so far (may be fractional) -> factor of the learning rate
-    structure: Callable[[], None] | None = None
-    prepare: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,12 +56,12 @@ class _Modalities:
         return {name for name, known in MODALITIES.items() if method.takes_o or known.background is None}
 
 
-class Method(ElasticBuffers):
+class Method(Toolbox):
     """The hooks, in the order in which the trainer calls them; the defaults are plain fine-tuning.
 
-    The annotated parameters of the constructor define the hyper-parameters, the command-line flags, the YAML keys and
-    the documentation; the run attaches everything else. Whatever must survive a step is a parameter or buffer (buffers
-    may change shape), so that it is in every checkpoint.
+    The tools that methods use are in toolbox.py. The annotated parameters of the constructor define the
+    hyper-parameters, the command-line flags, the YAML keys and the documentation; the run attaches everything else.
+    Whatever must survive a step is a parameter or buffer (buffers may change shape), so that it is in every checkpoint.
     """
 
     title: ClassVar[str]  # the paper's name for it; default: the name of the class
@@ -106,12 +69,10 @@ class Method(ElasticBuffers):
     card: ClassVar[Card | None] = None
     takes_o: ClassVar[bool] = True  # has a place for a class that hides others: O, of entities
     modalities: ClassVar[AbstractSet[str]] = cast(Any, _Modalities())  # by name; a method may list its own instead
-    uses_memory: ClassVar[bool] = False
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with one row per class, so forward transfer can be measured
     takes_known: bool = False  # learns more examples of known classes; not inherited, for a loss may differ
     one_encoder: ClassVar[bool] = True  # all features are in one space, so studies can compare them
-    learns_o: ClassVar[bool] = True  # entities: words labelled O in a later task's sentences are learned as class 0
     keeps_teacher: bool = False  # from the second task on, `teacher` is the network after the last task
     # networks of the encoder's size, kept while a later task is learned; without those of `keeps_teacher` and `expands`
     networks: ClassVar[int] = 1
@@ -121,14 +82,6 @@ class Method(ElasticBuffers):
     not_exportable: ClassVar[str | None] = None
     whole_batches: ClassVar[bool] = False  # a batch that is read in parts (train.accumulate) would not give the same
     scorers: ClassVar[tuple[str, ...]] = ()  # other prediction rules, by name; each is evaluated beside the main one
-
-    model: Model
-    teacher: Model | None
-    memory: Memory
-    stream: Stream
-    now: Position
-    training_settings: Training
-    fresh_model: Callable[[], Model]  # a new model with the pre-trained weights
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,139 +218,6 @@ class Method(ElasticBuffers):
     def report(self) -> dict[str, float]:
         """A few numbers that the method has learned by the end of a task, by name."""
         return {}
-
-    # -- building blocks of methods
-
-    def stage(self, task: Task, **changes: Any) -> Stage:
-        """The default stage over the task's own examples; `changes` replace its fields."""
-        fields: dict[str, Any] = {
-            "name": "main",
-            "loss": self.loss,
-            "epochs": self.training_settings.epochs,
-            "batch_size": self.batch_size - self.replay_size,
-            "examples": lambda: self.training_examples(task),
-            "module": lambda: self.model,
-        }
-        return Stage(**{**fields, **changes})
-
-    def training_examples(self, task: Task) -> Tensor:  # (examples,)
-        """The task's examples that are used for training."""
-        return task.train
-
-    @property
-    def batch_size(self) -> int:
-        return self.training_settings.batch_size
-
-    @property
-    def replay_size(self) -> int:
-        """The number of examples in a batch that come from memory, 0 while it is empty (docs/bace.md 1.6)."""
-        return self.replay_share if self.uses_memory and len(self.memory) else 0
-
-    @property
-    def replay_share(self) -> int:
-        """This number once the memory is not empty."""
-        ratio = self.training_settings.replay_ratio
-        wanted = max(round(self.batch_size * ratio), 1) if ratio else 0
-        return min(wanted, self.batch_size - 1)  # at least one new example per step
-
-    def replay(self, draw: int = 1) -> Batch | None:
-        """A batch drawn uniformly, with replacement, from memory; None while it is empty."""
-        if not self.replay_size:
-            return None
-        fresh = self.training_settings.buffer_view == "fresh"
-        return self.stream.batch(
-            self.memory.examples[self.replayed_slots(draw)], view=self.now.view(draw if fresh else 0)
-        )
-
-    def replayed_slots(self, draw: int = 1) -> Tensor:  # (replay_size,) slots
-        """The slots that `replay(draw)` draws at this step."""
-        return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
-
-    def labelled(self, targets: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool, on the CPU
-        """Which rows are learned from their labels, where the first `new` rows are new and the others are replayed.
-        After the first task, words labelled O may hide entities of other tasks: the method decides about them in new
-        sentences (`learns_o`), and `train.replay_o` in replayed ones. All other rows are learned."""
-        rows = torch.ones(len(targets), dtype=torch.bool)  # on the CPU, where counting them waits for nothing
-        if self.stream.background is not None and self.now.known:
-            entity = (targets != self.stream.background).cpu()
-            if not self.learns_o:
-                rows[:new] = entity[:new]
-            if self.training_settings.replay_o == "distil":
-                rows[new:] = entity[new:]
-        return rows
-
-    def remember(self, task: Task) -> None:
-        """Refill the memory at the end of a task, within its budget."""
-        if self.memory.size or self.memory.per_class:
-            quota = self.quota(task)
-            # a known class of which there are more examples is chosen again, from these and its old ones
-            again = torch.isin(self.memory.group, self.stream.group_of(task.train))
-            chosen = self.choose(torch.cat([task.train, self.memory.examples[again]]), task, max(quota, 1))
-            self.memory.keep(torch.nonzero(~again).flatten())
-            self.memory.fill(chosen, task.index, quota, generator(self.now.seed, "missing", task.index))
-
-    def quota(self, task: Task) -> int:
-        """The number of memory slots for each class (entity type) known by the end of this task."""
-        groups = self.stream.groups[: task.classes.stop]
-        return self.memory.quota(len(set(groups.tolist()) - {-1}))
-
-    def choose(self, examples: Tensor, task: Task, count: int) -> dict[int, Tensor]:
-        """Select up to `count` of these examples for each group, in order of preference: by herding on the student's
-        clean features, or at random. Sentences are selected at random, each for one of the entity types it shows."""
-        chosen: dict[int, Tensor] = {}
-        taken = torch.zeros(len(self.stream.data), dtype=torch.bool)
-        for group, members in self.stream.by_group(examples).items():
-            free = members[~taken[members]]
-            if self.memory.select == "herding" and self.stream.one_row:
-                order = herd(self.herding_features(free), count)
-            else:
-                order = torch.randperm(len(free), generator=generator(self.now.seed, "keep", task.index, group))
-            chosen[group] = free[order[:count]]
-            taken[chosen[group]] = True
-        return chosen
-
-    def herding_features(self, examples: Tensor) -> Tensor:  # (examples, width)
-        """The features that herding uses."""
-        return self.outputs(examples).features
-
-    def imprint(self, task: Task) -> None:
-        """Set the task's head rows to the mean features of their classes."""
-        head, trained = self.model.head, self.training_examples(task)
-        old_rows = head.weight.detach().cpu()[: task.classes.start]
-        rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)
-        head.imprint(rows)
-
-    def memories(self) -> list[Memory]:
-        return [module for module in self.modules() if isinstance(module, Memory)]
-
-    def remembered(self) -> Tensor:
-        """Ids of all examples in memory."""
-        return torch.cat([memory.examples for memory in self.memories()])
-
-    def outputs(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
-        """Features and logits of all rows of these examples, on the CPU (see `infer`)."""
-        out = self.outputs_on_device(examples, model, view=view)
-        return Output(out.features.cpu(), out.logits.cpu())
-
-    def outputs_on_device(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
-        """The same, where the network is: for tables that steps read."""
-        parts, in_order = self.stream.bucketed(examples, self.training_settings.eval_batch_size)
-        out = self.infer((self.stream.batch(part, view=view) for part in parts), model)
-        return Output(in_order(out.features), in_order(out.logits))
-
-    def infer(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
-        """Features, logits and taps (for texts, only with batches of one length), without gradient and in eval mode. A
-        model in train mode is put back into train mode."""
-        model = model or self.model
-        was_training = model.training
-        if was_training:
-            model.eval()
-        with torch.inference_mode():
-            features, logits, tapped, *_ = zip(*(model(batch, taps=taps) for batch in batches), strict=True)
-        if was_training:
-            model.train()
-        # concatenating outside inference mode gives ordinary tensors, which a loss may use
-        return Output(torch.cat(features), torch.cat(logits), tuple(map(torch.cat, zip(*tapped, strict=True))))
 
     # -- the constructor is the configuration
 

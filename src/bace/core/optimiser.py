@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from bace.config.schema import Training
-from bace.core.method import Stage
+from bace.core.stage import Stage
 from bace.errors import CheckpointError, TrainingError
 
 OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -18,7 +18,7 @@ from bace.core import metrics
 from bace.core.checkpoint import as_saved, method_state, take_state, understood
 from bace.core.evaluation import evaluate_seen, transfer
 from bace.core.loss_log import LossLog
-from bace.core.method import Method, Stage
+from bace.core.method import Method
 from bace.core.optimiser import (
     OptimiserState,
     learning_rate_factor,
@@ -29,6 +29,7 @@ from bace.core.optimiser import (
 )
 from bace.core.prefetch import made_ahead
 from bace.core.resources import bytes_kept
+from bace.core.stage import Stage
 from bace.core.stream import Stream, Task
 from bace.core.study import Observation, Study
 from bace.data.batch import Batch

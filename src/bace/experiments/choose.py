@@ -18,7 +18,8 @@ from torch import Tensor
 
 from bace.config.schema import Config
 from bace.core.evaluation import recognised
-from bace.core.method import Method, Stage
+from bace.core.method import Method
+from bace.core.stage import Stage
 from bace.core.stream import Stream
 from bace.core.trainer import Trainer
 from bace.data.batch import MIRRORED, View

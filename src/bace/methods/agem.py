@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.core.method import Card, Method, Passes, Stage
+from bace.core.method import Card, Method, Passes
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError

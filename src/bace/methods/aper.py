@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bace.core.method import Card, Passes, Stage
+from bace.core.method import Card, Passes
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.methods.parts.gaussians import ClassStatistics

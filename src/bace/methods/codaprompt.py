@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bace.core.method import Card, Passes, Stage
+from bace.core.method import Card, Passes
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.errors import ConfigError
 from bace.methods.parts.tuning import check_tuning, cosine

@@ -6,7 +6,8 @@ Zhou, Sun, Ye, Zhan, "Expandable Subspace Ensemble for Pre-Trained Model-Based C
 import torch
 from torch import Tensor
 
-from bace.core.method import Card, Method, Passes, Stage
+from bace.core.method import Card, Method, Passes
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.core.method import Card, Loss, Method, Passes, Stage
+from bace.core.method import Card, Method, Passes
+from bace.core.stage import Loss, Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.methods.parts.replay import Mode, Reduction, Replay

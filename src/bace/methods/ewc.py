@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bace.core.method import Card, Loss, Passes
+from bace.core.method import Card, Passes
+from bace.core.stage import Loss
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError

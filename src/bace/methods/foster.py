@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.core.method import Card, Loss, Passes, Stage
+from bace.core.method import Card, Passes
+from bace.core.stage import Loss, Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError

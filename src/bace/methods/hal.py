@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
-from bace.core.method import Card, Loss, Passes
+from bace.core.method import Card, Passes
 from bace.core.optimiser import OPTIMISERS
+from bace.core.stage import Loss
 from bace.core.stream import Task
 from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.core.method import Card, Loss, Passes
+from bace.core.method import Card, Passes
+from bace.core.stage import Loss
 from bace.core.stream import Task
 from bace.data.batch import MIRRORED, Batch
 from bace.errors import ConfigError

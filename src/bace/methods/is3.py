@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from bace.core.method import Card, Loss, Passes
+from bace.core.method import Card, Passes
+from bace.core.stage import Loss
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError

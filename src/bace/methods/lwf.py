@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from bace.core.method import Card, Loss, Passes
+from bace.core.method import Card, Passes
+from bace.core.stage import Loss
 from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.parts.losses import soft_cross_entropy

@@ -11,7 +11,8 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
 from bace.core.memory import ElasticBuffers
-from bace.core.method import Card, Method, Passes, Stage
+from bace.core.method import Card, Method, Passes
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError

@@ -3,7 +3,8 @@ Class-Incremental Learning", ICLR 2023."""
 
 from typing import Unpack
 
-from bace.core.method import Card, Loss, Passes
+from bace.core.method import Card, Passes
+from bace.core.stage import Loss
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError

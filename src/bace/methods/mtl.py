@@ -2,7 +2,8 @@
 
 import torch
 
-from bace.core.method import Card, Method, Stage
+from bace.core.method import Card, Method
+from bace.core.stage import Stage
 from bace.core.stream import Task
 
 

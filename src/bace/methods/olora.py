@@ -7,7 +7,8 @@ Learning", Findings of EMNLP 2023.
 import torch
 from torch import Tensor
 
-from bace.core.method import Card, Stage
+from bace.core.method import Card
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError

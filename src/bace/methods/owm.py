@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bace.core.method import Card, Method, Stage
+from bace.core.method import Card, Method
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError

@@ -9,7 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bace.core.method import Card, Passes, Stage
+from bace.core.method import Card, Passes
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.errors import ConfigError
 from bace.methods.parts.tuning import check_tuning

@@ -5,7 +5,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.core.method import Card, Loss, Method
+from bace.core.method import Card, Method
+from bace.core.stage import Loss
 from bace.data.batch import Batch
 
 

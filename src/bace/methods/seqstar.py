@@ -6,7 +6,8 @@ Zheng, Qiu, Ma, "Learn or Recall? Revisiting Incremental Learning with Pre-train
 import torch
 from torch import Tensor
 
-from bace.core.method import Card, Passes, Stage
+from bace.core.method import Card, Passes
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError

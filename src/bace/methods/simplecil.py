@@ -7,7 +7,8 @@ Adaptivity are All You Need", 2023 (IJCV 2024).
 import torch
 from torch import Tensor
 
-from bace.core.method import Card, Stage
+from bace.core.method import Card
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.methods.parts.gaussians import ClassStatistics
 from bace.methods.parts.one_pass import OnePass

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from bace.core.method import Card, Method, Passes, Stage
+from bace.core.method import Card, Method, Passes
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from bace.core.method import Method, Passes, Stage
+from bace.core.method import Method, Passes
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.models.model import Model

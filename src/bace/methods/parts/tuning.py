@@ -10,7 +10,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from bace.core.method import Method, Stage
+from bace.core.method import Method
+from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError
