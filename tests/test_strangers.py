@@ -415,8 +415,10 @@ def test_a_forged_learner_with_right_sums_gets_one_sentence(tiny: Any, tmp_path:
     folder = saved(tiny, tmp_path / "saved")
     state = folder / "00000001" / "state.json"
     before = state.read_text()
-    changes = [without(key) for key in json.loads(before) if key != "format"]  # what has none is of 0.1
-    changes += [put("format", 3), put("given", 3), put("given", {"unknown": 1}), put("tasks", 3)]
+    newer = ("format", "chosen", "history", "temperature")  # what has none is of 0.1, or of format 2
+    changes = [without(key) for key in json.loads(before) if key not in newer]
+    changes += [put("format", 99), put("chosen", {"seed": 1}), put("history", 3), put("temperature", "hot")]
+    changes += [put("given", 3), put("given", {"unknown": 1}), put("tasks", 3)]
     changes += [put("tasks", [["a"]]), put("tasks", []), put("modality", "smell"), put("picture", 3)]
     changes += [put("train", [["x"]]), put("train", [[10**9]])]
     changes += [put("numbers", 3), put("method", {"unknown": 1}), put("given", "method", "x")]

@@ -64,7 +64,7 @@ class Points:
 class Plane(nn.Module):
     """Features are the points themselves, times a matrix that starts as the identity, plus zero."""
 
-    width = 2
+    width, pieces = 2, 1
 
     def __init__(self) -> None:
         super().__init__()

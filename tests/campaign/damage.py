@@ -153,7 +153,7 @@ def reported(folder: Path) -> Any:
     return [repr(replace(run, folder=Path())) for run in load_runs([folder])]
 
 
-def summary_rows(records: list[dict[str, Any]]) -> list[str]:
+def summary(records: list[dict[str, Any]]) -> list[str]:
     files = {tuple(record["case"].split(": ")[:2]) for record in records}
     outcomes = [record["outcome"] for record in records]
     counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}

@@ -116,6 +116,7 @@ class BaCE(HoldOut):
         # tables of an epoch; before_epoch recomputes them, so no checkpoint holds them
         self.table: NeighbourTable | None = None
         self.rows = self.log_old = NO_IDS  # (task rows,) ids, ascending; (task rows, old) teacher log-probabilities
+        self.given_again = False  # whether there are more examples of old classes, as only a Learner has them
         self.bank: Tensor | None  # (task rows, new classes) the student's last log-probabilities of each row
         self.register_buffer("bank", None)
         self.bias: Tensor  # (3,) A, B, and the first column they act on
@@ -145,10 +146,12 @@ class BaCE(HoldOut):
 
     def before_epoch(self, stage: Stage) -> None:
         self.table = None
+        examples = stage.examples().sort().values
+        rows, targets = self.stream.labels(examples)
+        self.given_again = bool(self.old_rows(targets).any())
         if self.teacher is None or not (self.W0 < 1 or self.distils):
             return
-        examples = stage.examples().sort().values
-        self.rows, targets = self.stream.labels(examples)
+        self.rows = rows
         out = self.outputs_on_device(examples, self.teacher, view=self.now.view())
         self.log_old = self.log_scores_of_old(out.logits)
         own = self.own_rows(targets)  # anchors, and candidates for neighbours
@@ -272,6 +275,9 @@ class BaCE(HoldOut):
 
     def rows_again(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
         """More examples of old classes: they are learned as those of the memory are."""
+        return self.old_rows(targets.cpu()) if self.given_again else torch.zeros(len(targets), dtype=torch.bool)
+
+    def old_rows(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
         old = targets < self.now.known
         return old if self.stream.background is None else old & (targets != self.stream.background)
 
