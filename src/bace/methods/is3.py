@@ -42,8 +42,8 @@ class IS3(ExtendNER):
         "labels in the head",
         o_rows="in the first task, O is learned as class 0 with cross-entropy; later O rows are only distilled, over "
         "the old columns of the soft-max over all classes",
-        reading="As in the authors' code: the factor weakens the gradient of the cross-entropy for rows and biases, "
-        "not that for the encoder; a prototype is the mean of unit features at the end of its task and is never "
+        reading="The factor weakens the gradient of the cross-entropy for rows and (in the authors' code: not) biases, "
+        "not that for the encoder. As in the authors' code, a prototype is the mean of unit features at the end of its task and is never "
         "updated; O has none. Every step learns the prototypes (in the code: every step with new entities).",
     )
 
