@@ -43,8 +43,9 @@ class IS3(ExtendNER):
         o_rows="in the first task, O is learned as class 0 with cross-entropy; later O rows are only distilled, over "
         "the old columns of the soft-max over all classes",
         reading="The factor weakens the gradient of the cross-entropy for rows and (in the authors' code: not) biases, "
-        "not that for the encoder. As in the authors' code, a prototype is the mean of unit features at the end of its task and is never "
-        "updated; O has none. Every step learns the prototypes (in the code: every step with new entities).",
+        "not that for the encoder. As in the authors' code, a prototype is the mean of unit features at the end of its "
+        "task and is never updated; O has none. Every step learns the prototypes (in the code: every step with new "
+        "entities).",
     )
 
     prototypes: Tensor  # (classes, width), 0 for O and for classes without examples
