@@ -189,16 +189,19 @@ class Learner:
         Args:
             reject: pictures and texts: an example whose highest probability (`predict_proba`) is less is "unknown".
         """
-        predicted: list[Any] = self._taught().show(x, self.scores, self._given_names())
+        modality = self._taught()
         if reject is None:
-            return predicted
-        confidence = self.predict_proba(x).max(1)
+            return modality.show(x, self.scores, self._given_names())
+        scores = torch.from_numpy(self.decision_function(x))  # passed once for both
+        predicted, confidence = (
+            modality.show(x, lambda _: scores, self._given_names()),
+            self._probabilities(scores).max(1),
+        )
         return [label if sure >= reject else UNKNOWN for label, sure in zip(predicted, confidence, strict=True)]
 
     def predict_proba(self, x: Any) -> np.ndarray:  # (examples, classes)
         """The probability of each class, in the order of `classes_`, calibrated by one temperature."""
-        scores = finite(torch.from_numpy(self.decision_function(x)))
-        return torch.softmax(scores / self._temperature, 1).numpy()
+        return self._probabilities(torch.from_numpy(self.decision_function(x)))
 
     def decision_function(self, x: Any) -> np.ndarray:  # (examples, classes)
         """`scores` as an array, for data whose examples show one class each."""
@@ -366,6 +369,9 @@ class Learner:
         self.method.rebuild(stream.tasks)
         self.method.load_state_dict(state)
 
+    def _probabilities(self, scores: Tensor) -> np.ndarray:  # (examples, classes) both
+        return torch.softmax(finite(scores) / self._temperature, 1).numpy()
+
     def _check_kept(self) -> None:
         assert self.method is not None
         ids = torch.cat([*self._train, self.method.remembered()])
@@ -437,14 +443,16 @@ class Learner:
         if method.prediction_cost(len(shown) + len(memory)):  # it would take longer than learning
             return {"new": None, "old": None}
         old = memory[~torch.isin(memory, call.train)]
-        known = {"new": recognised(method, shown), "old": recognised(method, old)}
         if not stream.modality.one_label:
-            return known
+            return {"new": recognised(method, shown), "old": recognised(method, old)}
         asked = torch.unique(torch.cat([shown, memory]))
-        with stream.licence("calibration", asked):
-            parts = asked.split(method.training_settings.eval_batch_size)
-            scores = finite(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts]))
+        with stream.licence("what was learned", asked):
+            parts, in_order = stream.bucketed(asked, method.training_settings.eval_batch_size)
+            scores = finite(in_order(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts])))
         targets = stream.targets[asked]
+        right = (scores.argmax(1) == targets).double()
+        new, old = (right[torch.isin(asked, ids)] for ids in (shown, old))
+        known = {"new": float(new.mean()), "old": float(old.mean()) if len(old) else None}
         self._temperature = fit_temperature(scores, targets)
         before, after = (
             calibration_error(torch.softmax(scores / temperature, 1), targets)

@@ -140,6 +140,18 @@ class Method(Toolbox):
     def stages(self, task: Task) -> list[Stage]:
         return [self.stage(task)]
 
+    def stage(self, task: Task, **changes: Any) -> Stage:
+        """The default stage over the task's own examples; `changes` replace its fields."""
+        fields: dict[str, Any] = {
+            "name": "main",
+            "loss": self.loss,
+            "epochs": self.training_settings.epochs,
+            "batch_size": self.batch_size - self.replay_size,
+            "examples": lambda: self.training_examples(task),
+            "module": lambda: self.model,
+        }
+        return Stage(**{**fields, **changes})
+
     def before_epoch(self, stage: Stage) -> None:
         """Compute tables and teacher outputs of an epoch. It runs again on resume, so it must be idempotent."""
 

@@ -7,7 +7,7 @@ is learned from, and which of them are remembered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from bace.config.schema import Training
 from bace.core.memory import ElasticBuffers, Memory, herd
 from bace.core.position import Position
-from bace.core.stage import Loss, Stage
 from bace.core.stream import Stream, Task
 from bace.data.batch import Batch
 from bace.models.heads import imprint
@@ -36,21 +35,6 @@ class Toolbox(ElasticBuffers):
     now: Position
     training_settings: Training
     fresh_model: Callable[[], Model]  # a new model with the pre-trained weights
-
-    def loss(self, batch: Batch) -> Loss:
-        raise NotImplementedError
-
-    def stage(self, task: Task, **changes: Any) -> Stage:
-        """The default stage over the task's own examples; `changes` replace its fields."""
-        fields: dict[str, Any] = {
-            "name": "main",
-            "loss": self.loss,
-            "epochs": self.training_settings.epochs,
-            "batch_size": self.batch_size - self.replay_size,
-            "examples": lambda: self.training_examples(task),
-            "module": lambda: self.model,
-        }
-        return Stage(**{**fields, **changes})
 
     def training_examples(self, task: Task) -> Tensor:  # (examples,)
         """The task's examples that are used for training."""
