@@ -178,7 +178,7 @@ class MOS(Alignment):
 
     def tasks_of_classes(self) -> Tensor:  # (seen,)
         sizes = cast(LinearHead, self.model.head).sizes
-        return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(self.stream.device)
+        return torch.tensor([task for task, size in enumerate(sizes) for _ in range(size)], device=self.stream.device)
 
 
 def apart(
