@@ -14,9 +14,9 @@ from pathlib import Path
 
 import bace
 
-# These sentences stand for your own: a CoNLL file for each month, with a word and its tag in each line and an empty line
-# between sentences. The names of the test are not in the training. February's file has tags for companies alone:
-# persons and places stand there, too, but nobody marked them.
+# These sentences stand for your own: a CoNLL file for each month, with a word and its tag in each line and an empty
+# line between sentences. The test has other names than the training. February's file marks companies only: persons and
+# places occur in it, too, but nobody marked them.
 NAMES = {
     "train": {
         "person": "Anna Keller|James Okafor|Maria Lopez|Tom Baker|Yuki Tanaka|Peter Novak|Fatima Hassan|Lucy Chen",

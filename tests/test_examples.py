@@ -27,7 +27,7 @@ def percentages(text: str) -> list[list[float]]:
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("pictures", [[95], [90, 90]]), ("texts", [[70], [65, 65]]), ("entities", [[80, 50], [70, 50, 50]])],
+    [("pictures", [[95], [90, 90]]), ("texts", [[75], [75, 85]]), ("entities", [[80, 50], [70, 50, 50]])],
 )
 def test_an_example_learns_two_months_of_classes(
     name: str, least: list[list[float]], desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -36,8 +36,8 @@ def test_an_example_learns_two_months_of_classes(
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     scores = percentages(capsys.readouterr().out)
     assert [len(line) for line in scores] == [len(line) for line in least]
-    low = [(score, bar) for pair in zip(scores, least, strict=True) for score, bar in zip(*pair) if score < bar]
-    assert not low
+    for line, bars in zip(scores, least, strict=True):
+        assert all(score >= bar for score, bar in zip(line, bars, strict=True)), (line, bars)
 
 
 @pytest.mark.parametrize("name", ["pictures", "texts"])
