@@ -19,14 +19,17 @@ import bace
 # places occur in it, too, but nobody marked them.
 NAMES = {
     "train": {
-        "person": "Anna Keller|James Okafor|Maria Lopez|Tom Baker|Yuki Tanaka|Peter Novak|Fatima Hassan|Lucy Chen",
-        "place": "Berlin|Nairobi|New York|Lisbon|Osaka|Prague|Cape Town|Toronto",
-        "company": "Siemens|Northwind Traders|Toyota|Baker and Sons|Acme Corporation|Blue River Bank|Nokia|Orange Labs",
+        "person": "Anna Keller|James Okafor|Maria Lopez|Tom Baker|Yuki Tanaka|Peter Novak|Fatima Hassan|Lucy Chen|"
+        "Karl Berg|Julia Santos|Ahmed Farouk|Helen Wright|Ivan Petrov|Grace Kim|Paul Dubois|Nina Olsen",
+        "place": "Berlin|Nairobi|New York|Lisbon|Osaka|Prague|Cape Town|Toronto|Warsaw|Lima|Hong Kong|Oslo|Athens|"
+        "Mumbai|Los Angeles|Dublin",
+        "company": "Siemens|Northwind Traders|Toyota|Baker and Sons|Acme Corporation|Blue River Bank|Nokia|IBM|Boeing|"
+        "Orange Labs|Harbor Shipping|Philips|Golden Gate Software|Nestle|Red Fox Media|Atlas Motors",
     },
     "test": {
-        "person": "John Miller|Sara Rossi|David Mensah|Emma Schmidt",
-        "place": "Madrid|San Francisco|Vienna|Cairo",
-        "company": "Samsung|Green Valley Foods|Volvo|Summit Insurance",
+        "person": "John Miller|Sara Rossi|David Mensah|Emma Schmidt|Laura Costa|Omar Aziz",
+        "place": "Madrid|San Francisco|Vienna|Cairo|Seoul|Buenos Aires",
+        "company": "Samsung|Green Valley Foods|Volvo|Summit Insurance|Microsoft|Silver Lake Energy",
     },
 }
 SENTENCES = {

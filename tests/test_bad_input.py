@@ -313,7 +313,7 @@ def _(place: Place) -> Action:
     return with_data(place, "text", data)
 
 
-@row("a tag that is no tag", 2, r"train\.conll, line 1", "'PERSON' is no IOB tag", "Expected O, B-<type>")
+@row("a tag that is no tag", 2, r"train\.conll, line 1", "'PERSON' is not an IOB tag", "Expected O, B-<type>")
 def _(place: Place) -> Action:
     data = place.copied("sentences")
     (data / "train.conll").write_text("w1 PERSON\n\n" + (data / "train.conll").read_text())

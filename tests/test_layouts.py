@@ -128,7 +128,7 @@ def test_a_pickle_cut_short_is_named(tmp_path: Path) -> None:
     file = tmp_path / "set" / "test_batch"
     for length in (0, 1, 40, 2000):
         file.write_bytes(file.read_bytes()[:length])
-        with pytest.raises(DataError, match="test_batch is no readable pickle"):
+        with pytest.raises(DataError, match="test_batch is not a readable pickle"):
             read_pickle(file)
 
 

@@ -192,7 +192,7 @@ def test_a_pipe_named_like_a_picture_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program]
     child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert "DataError" in child.stderr
-    assert "pipe.jpg: the picture cannot be decoded (it is no ordinary file)" in child.stderr
+    assert "pipe.jpg: the picture cannot be decoded (it is not an ordinary file)" in child.stderr
 
 
 def test_no_number_of_threads_ends_the_process(

@@ -25,7 +25,7 @@ class Weights:
 
     tensors: under transformers' names.
     heads: attention heads.
-    classes: of the classifier that the file holds beside the encoder, and that is left out; None if there is none.
+    classes: the number of classes of the file's own classifier, which is left out; None if it has none.
     preprocessing: mean and deviation of its pictures, in the form of a preprocessor_config.json; empty if not known.
     """
 
@@ -62,7 +62,7 @@ def _renamed(
 
 
 def _preprocessing(folder: Path) -> dict[str, Any]:
-    """What lies beside the file: transformers' preprocessor_config.json, or timm's config.json."""
+    """The preprocessing in transformers' preprocessor_config.json or timm's config.json, beside the file."""
     ours, theirs = folder / "preprocessor_config.json", folder / "config.json"
     if ours.exists():
         return read_json(ours)
@@ -113,7 +113,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 class _Taker:
-    """Hands out tensors by name once each, so that what nobody asked for is noticed."""
+    """Give out each tensor by name once, so that tensors which nobody asked for are noticed."""
 
     def __init__(self, tensors: dict[str, Tensor], path: Path, naming: str) -> None:
         self.tensors, self.path, self.naming = dict(tensors), path, naming

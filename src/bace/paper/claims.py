@@ -110,7 +110,7 @@ def judge(comparison: Comparison, numbers: Callable[[Leaf], dict[int, float | No
 
 
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 %, by Student's t, of the mean of at least two paired differences."""
+    """The 95 % interval, by Student's t, of the mean of at least two paired differences."""
     from scipy.special import stdtrit
 
     half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))

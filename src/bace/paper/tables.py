@@ -49,7 +49,7 @@ class Block:
         benchmark: at full scale; desk scale takes its `-desk` version.
         dataset: its name in published.csv.
         own: hyper-parameters that a method has throughout the block, by title.
-        settings: of all cells, at both scales; `full` and `desk` add to them, `rivals` for all methods but BaCE.
+        settings: settings of all cells at both scales; `full` and `desk` add to them, `rivals` for all but BaCE.
         desk_buffers: memories that desk scale replaces.
         per_class: memory slots of each class, at full and at desk scale, in the place of a total.
         group: where its runs are kept; blocks with the same group, steps, buffer and method share a run.
