@@ -1,8 +1,8 @@
-"""What a run will cost, before it is started: passes, hours and memory, estimated from counts.
+"""The cost of a run before it is started: passes, hours and memory, estimated from counts.
 
-An estimate, good to a factor of about two. Unit: one forward pass of one example, F; a backward pass costs 2 F. Counted
-are the training passes (by what the method declares, `Method.cost` and `networks`), the tests after every task and the
-studies' passes over the training data. docs/paper.md explains the numbers.
+The estimate is good to a factor of about two. Its unit is F, one forward pass of one example; a backward pass costs
+2 F. It counts the training passes (as the method declares them in `Method.cost` and `networks`), the tests after every
+task and the studies' passes over the training data. docs/paper.md explains the numbers.
 """
 
 import json

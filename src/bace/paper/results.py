@@ -1,4 +1,4 @@
-"""What finished runs say: a run's numbers, curves and matrices by name; an entry's table beside the printed one."""
+"""The results of finished runs: numbers, curves and matrices of a run by name, and an entry's table beside the printed one."""
 
 import csv
 import io
