@@ -1,4 +1,4 @@
-"""The results of finished runs: numbers, curves and matrices of a run by name, and an entry's table beside the printed one."""
+"""Results of finished runs: numbers, curves and matrices by name, and an entry's table beside the printed one."""
 
 import csv
 import io
