@@ -29,7 +29,7 @@ campaign: .venv/.test
 bench: .venv/.test
 	$(BIN)/python benchmarks
 	$(BIN)/python benchmarks/many_runs.py
-# The documentation as a site: site/index.html opens in a browser without a server.
+# The documentation as a site: site/index.html opens in a browser. Its search needs a server: python -m http.server -d site
 docs: .venv/.test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 clean:

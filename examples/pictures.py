@@ -41,4 +41,4 @@ learner.save("pictures-model")
 
 some = sorted(Path("digits/february/test").glob("*/*.png"))[::60]
 for picture, label in zip(some, learner.predict(some), strict=True):
-    print(f"{picture} shows a {label}")
+    print(f"{picture} is recognised as {label}")
