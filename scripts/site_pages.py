@@ -24,7 +24,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files, **_: Any) -> str:
+    root = Path(config.config_file_path).parent
     folder = "" if page.file.src_uri in ROOT_PAGES.values() else "docs"
 
     def lead(link: re.Match[str]) -> str:
@@ -33,6 +34,8 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
         uri = ROOT_PAGES.get(path, path.removeprefix("docs/"))
         if files.get_file_from_path(uri):
             return f"[{text}]({uri}{anchor})"
+        if not (root / path).is_file():
+            return link[0]  # leads nowhere: mkdocs warns about it
         return text if "`" in text else f"{text} (`{path}`)"
 
     return LINK.sub(lead, markdown)

@@ -164,7 +164,7 @@ ROWS: list[Row] = [
     run("a backbone of texts for pictures", "--backbone {bert}", "{bert}", "takes texts", "images", "--backbone"),
     run("a backbone of pictures for texts", "--backbone {vit}", "{vit}", "takes images", "texts", data="text"),
     run("a backbone of pictures for sentences", "--backbone {vit}", "{vit}", "sentences", data="token"),
-    run("a backbone folder that is missing", "--backbone {tmp}/none", "{tmp}/none", "no file or folder"),
+    run("a backbone folder that is missing", "--backbone {tmp}/none", "{tmp}/none", "not a file or folder"),
     run("a backbone folder without a model", "--backbone {data}/texts", "{data}/texts", "config.json"),
     # run folders
     run("a run folder in use", "--out {run}", "{run}", "already in use", "--out", "--resume"),

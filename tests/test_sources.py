@@ -312,7 +312,7 @@ def test_a_hub_set_that_cannot_be_reached_says_so():
 
 @pytest.mark.parametrize("source", ["nothing_here", "some/folder/of/mine", "data/train.csv"])
 def test_a_path_that_is_not_there_is_no_hub_id(source):
-    with pytest.raises(DataError, match=r"no file or folder\. Check the path"):
+    with pytest.raises(DataError, match=r"not a file or folder\. Check the path"):
         read(source)
 
 

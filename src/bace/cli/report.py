@@ -17,7 +17,7 @@ def command(
     settings that differ between runs.
 
     Args:
-        folders: run folders, or folders of run folders such as those of `bace compare`; at least one.
+        folders: at least one run folder, or a folder of run folders, such as `bace compare` writes.
         out: the page, which is one file that you can open, mail or print.
         csv: a file for the numbers of the table.
         latex: a file for the table in LaTeX.
