@@ -51,7 +51,7 @@ class Place:
         return target
 
     def cut(self, checkpoints: int = 4) -> Path:
-        """What is left of the straight run when it is killed after so many checkpoints."""
+        """What is left of the straight run when it is killed after this many checkpoints."""
         target = self.folder / "cut"
         shutil.copytree(self.straight, target)
         for name in ("metrics.json", "matrix.csv"):
@@ -720,7 +720,7 @@ def test_bad_input_gets_a_clear_error_and_loses_nothing(
 
 
 def test_bfloat16_is_used_or_refused_but_never_kills(tiny: Any, tmp_path: Path) -> None:
-    """Some CPUs announce it and die of an illegal instruction, so it is tried in a process of its own."""
+    """Some CPUs report support but crash with an illegal instruction, so it is tried in a process of its own."""
     flags = Place(tiny, tmp_path, tmp_path).flags("image", **{"train.precision": "bfloat16"})
     done = subprocess.run(
         [sys.executable, "-m", "bace", "run", *flags, "--out", str(tmp_path / "run")],

@@ -212,7 +212,8 @@ def _read_idx(path: Path, axes: int) -> Bytes:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             begin = file.read(4)
             if begin != bytes([0, 0, 8, axes]):
-                raise DataError(f"{path} is not an idx file of bytes with {axes} axes: it has {begin.hex(' ')}.")
+                wanted = f"an idx file of bytes with {axes} axes"
+                raise DataError(f"{path} is not {wanted}: its first bytes are {begin.hex(' ')}.")
             shape = struct.unpack(f">{axes}I", file.read(4 * axes))
             size = math.prod(shape)
             if size > MOST_BYTES:
