@@ -64,7 +64,7 @@ def test_all_corpora_that_are_missing_are_named_at_once_with_their_terms(
         find_benchmark("entities").parts(DataSettings(path=str(corpora)))
     first, second = str(refused.value).splitlines()
     for line, folder, terms in ((first, "ontonotes5", "LDC2013T19"), (second, "i2b2", "data use agreement")):
-        assert line.startswith(f"{corpora / folder} is not there: get the corpus")
+        assert line.startswith(f"{corpora / folder} does not exist: get the corpus")
         assert terms in line
         assert "benchmark.path, or BACE_DATA, names the folder" in line
 

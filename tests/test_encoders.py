@@ -559,7 +559,7 @@ def test_weights_files_that_are_no_plain_vit_name_the_tensor(tmp_path):
     with pytest.raises(DataError, match=r"w\.safetensors is not a plain ViT with a square grid"):
         load_encoder(str(file))
     save_file(timm_names(plain_vit(WIDTH, heads=4)), file)
-    with pytest.raises(DataError, match="width 32, no multiple of 64"):
+    with pytest.raises(DataError, match="width 32, which is not a multiple of 64"):
         load_encoder(str(file))
     file.write_bytes(b"not weights")
     with pytest.raises(DataError, match=r"w\.safetensors cannot be read"):

@@ -164,10 +164,10 @@ def test_digits_and_letters_are_never_mirrored_but_the_others_are(five: Path, ti
 
 @pytest.mark.usefixtures("five")
 def test_a_part_of_a_set_is_read_with_a_warning_unless_a_part_was_asked_for() -> None:
-    with pytest.warns(UserWarning, match="as published it has") as told:
+    with pytest.warns(UserWarning, match="the published set has") as told:
         find_benchmark("five-datasets").parts(DataSettings())
     of_svhn, *others = (str(warning.message) for warning in told)
-    assert "svhn has 10 training and 10 test examples, as published it has 73,257 and" in of_svhn
+    assert "svhn has 10 training and 10 test examples, but the published set has 73,257 and" in of_svhn
     assert [text.split(" has ")[0] for text in others] == ["mnist", "cifar10", "notmnist", "fashion_mnist"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -236,7 +236,7 @@ def test_unequal_pictures_are_kept_at_256_pixels_or_as_told_and_decoded_once(
 
 
 def test_a_set_that_is_not_here_says_where_to_get_it_and_what_is_expected(nowhere: Path) -> None:
-    with pytest.raises(DataError, match=r"omnibenchmark is not there: get the corpus .*RevisitingCIL.*train/<class>/"):
+    with pytest.raises(DataError, match=r"omnibenchmark does not exist: get .*RevisitingCIL.*train/<class>/"):
         find_benchmark("omnibenchmark-desk").parts(DataSettings())
     with pytest.raises(DataError, match=r"'ufldl-stanford/svhn'.*Or get it from http://ufldl.*`bace check data`"):
         find_benchmark("five-datasets").parts(DataSettings())

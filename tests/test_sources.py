@@ -197,7 +197,7 @@ def test_parquet_cells_with_a_path_only_are_read_beside_the_file(tmp_path):
         return read(parquet(tmp_path / "train.parquet", {"image": cells, "label": ["a", "b"]}))
 
     assert torch.equal(second("pictures/one.png").inputs[1], as_tensor(picture(1)))
-    with pytest.raises(DataError, match="row 1: no picture but 'None'"):
+    with pytest.raises(DataError, match="row 1: this is not a picture: 'None'"):
         second(None)
     with pytest.raises(DataError, match=r"row 1: there is no picture .*two\.png"):
         second("pictures/two.png")
@@ -841,7 +841,7 @@ def test_texts_and_sentences_in_memory():
         ([], [], "no examples"),
         (np.zeros((0, 4, 4), np.uint8), [], "no examples"),
         ("text", ["x"], "one str is not a list of examples"),
-        ([7], ["x"], "example 0: no picture but '7'"),
+        ([7], ["x"], "example 0: this is not a picture: '7'"),
     ],
 )
 def test_examples_in_memory_that_cannot_be_used_are_named(inputs, labels, message):

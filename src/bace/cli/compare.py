@@ -74,5 +74,5 @@ def prepare(parser: Parser, words: Sequence[str]) -> None:
         from bace.config.parse import add_settings
 
         if typed := next((word for word in words if word.startswith("--method.")), None):
-            raise ConfigError(f"'{typed}' belongs in brackets behind its method: --method \"BaCE(alpha=2)\"")
+            raise ConfigError(f"'{typed}' belongs in brackets after its method: --method \"BaCE(alpha=2)\"")
         add_settings(parser)

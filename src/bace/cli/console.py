@@ -19,7 +19,7 @@ def name_failures(failed: dict[str, str], total: int) -> None:
         by_reason.setdefault(reason, []).append(name)
     if failed:
         lines = "".join(f"\n  {'; '.join(names)}: {reason}" for reason, names in by_reason.items())
-        raise ConfigError(f"{len(failed)} of {total} runs could not be made:{lines}")
+        raise ConfigError(f"{len(failed)} of {total} runs failed:{lines}")
 
 
 def print_rows(header: list[str], rows: list[list[str]]) -> None:

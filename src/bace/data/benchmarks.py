@@ -107,7 +107,7 @@ def read_corpus(corpus: Corpus, modality: str, settings: DataSettings, *, alone:
     )
     if whole and corpus.counts and len(train) + len(test) != corpus.counts.train + corpus.counts.test:
         warnings.warn(
-            f"{corpus.folder} has {len(train):,} training and {len(test):,} test examples, as published it has "
+            f"{corpus.folder} has {len(train):,} training and {len(test):,} test examples, but the published set has "
             f"{corpus.counts.train:,} and {corpus.counts.test:,}: the results cannot be compared with published ones",
             stacklevel=2,
         )

@@ -312,7 +312,7 @@ def locate(corpus: Corpus, root: str | None, *, alone: bool = False) -> Path | s
         return corpus.hub
     where = Path(root or os.environ.get("BACE_DATA") or "DATA") / corpus.folder
     raise DataError(
-        f"{where} is not there: get the corpus ({corpus.terms}) and put there its {corpus.layout}; "
+        f"{where} does not exist: get the corpus ({corpus.terms}) and put its {corpus.layout} there; "
         f"benchmark.path, or BACE_DATA, names the folder that holds '{corpus.folder}'."
     )
 

@@ -77,7 +77,7 @@ def picture_of(value: Any, folder: Path | None, where: str) -> bytes | Path | Im
             raise DataError(f"{where}: {error}. Pictures lie beside the file that lists them, or below it.") from error
     if isinstance(value, bytes | Image.Image):
         return value
-    raise DataError(f"{where}: no picture but {str(value)[:80]!r}. Expected a picture, its bytes or its path.")
+    raise DataError(f"{where}: this is not a picture: {str(value)[:80]!r}. Expected a picture, its bytes or its path.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -318,7 +318,7 @@ def _open_jsonl(path: Path) -> Raw:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:  # no JSON, a number of thousands of digits, nested too deeply
-            raise DataError(f"{path}, line {number}: no JSON that can be read ({error}): {line[:80]}") from error
+            raise DataError(f"{path}, line {number}: this is not readable as JSON ({error}): {line[:80]}") from error
         if not isinstance(record, dict):
             raise DataError(f'{path}, line {number}: expected {{"text": ..., "label": ...}}, got {line[:80]}')
         records.append(record)

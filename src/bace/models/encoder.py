@@ -273,7 +273,7 @@ def freeze_prefix(encoder: Encoder, blocks: int) -> None:
     for one; its dropout is off also in train mode. It never thaws: a later call with a smaller number changes nothing.
     """
     if not 0 <= blocks <= len(encoder.blocks):
-        raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {len(encoder.blocks)}. Give 0 to that.")
+        raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {len(encoder.blocks)}. Give at most that.")
     encoder.frozen = max(blocks, encoder.frozen or 0)
     for module in frozen_modules(encoder):
         module.requires_grad_(False)

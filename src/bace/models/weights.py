@@ -97,7 +97,7 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
     tensors = content.items() if isinstance(content, dict) else ()
     found = {str(name).removeprefix("module."): value for name, value in tensors if isinstance(value, Tensor)}
     if not found:
-        raise DataError(f"{path} holds no state dict (names and tensors), also not under 'model' or 'state_dict'.")
+        raise DataError(f"{path} holds no state dict (names and tensors), not even under 'model' or 'state_dict'.")
     return found
 
 
@@ -156,7 +156,7 @@ def _from_timm(tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor
     take.check_rest("head.", "pre_logits.")
     width = out["embeddings.cls_token"].shape[-1]
     if width % 64:
-        raise DataError(f"{path} has width {width}, no multiple of 64: its number of attention heads cannot be told.")
+        raise DataError(f"{path} has width {width}, which is not a multiple of 64: it has an unknown number of heads.")
     return out, _HEADS_OF_WIDTH.get(width, width // 64)
 
 

@@ -49,7 +49,7 @@ def compare(
     _, cells = cells_of(asked, given, seeds, None if out is None else Path(out))
     if failed := run_cells(cells, tell=tell):
         name, reason = next(iter(failed.items()))
-        raise ConfigError(f"{len(failed)} of {len(cells)} runs could not be made, the first of them {name}: {reason}")
+        raise ConfigError(f"{len(failed)} of {len(cells)} runs failed, the first of them {name}: {reason}")
     return Comparison(load_runs([cell.folder for cell in cells]))
 
 
