@@ -273,7 +273,8 @@ def freeze_prefix(encoder: Encoder, blocks: int) -> None:
     for one; its dropout is off also in train mode. It never thaws: a later call with a smaller number changes nothing.
     """
     if not 0 <= blocks <= len(encoder.blocks):
-        raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {len(encoder.blocks)}. Give at most that.")
+        most = len(encoder.blocks)
+        raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {most}. Give a number between 0 and {most}.")
     encoder.frozen = max(blocks, encoder.frozen or 0)
     for module in frozen_modules(encoder):
         module.requires_grad_(False)
