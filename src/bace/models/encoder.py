@@ -274,7 +274,7 @@ def freeze_prefix(encoder: Encoder, blocks: int) -> None:
     """
     if not 0 <= blocks <= len(encoder.blocks):
         most = len(encoder.blocks)
-        raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {most}. Give a number between 0 and {most}.")
+        raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {most}. Give a number from 0 to {most}.")
     encoder.frozen = max(blocks, encoder.frozen or 0)
     for module in frozen_modules(encoder):
         module.requires_grad_(False)
