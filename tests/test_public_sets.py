@@ -129,7 +129,7 @@ def test_the_order_of_numpy_is_that_of_its_global_generator_over_names_as_text()
 # -- reading
 
 
-@pytest.mark.filterwarnings("ignore:.*as published")
+@pytest.mark.filterwarnings("ignore:.*the published set")
 def test_the_five_datasets_are_five_tasks_of_one_size_in_the_papers_order(five: Path, tiny: Any) -> None:
     cut = DataSettings(image_size=32)
     parts = find_benchmark("five-datasets").parts(cut)
@@ -146,7 +146,7 @@ def test_the_five_datasets_are_five_tasks_of_one_size_in_the_papers_order(five: 
     assert torch.equal(stream.data.pixels[stream[3].train[3]], torch.from_numpy(larger).permute(2, 0, 1))
 
 
-@pytest.mark.filterwarnings("ignore:.*as published")
+@pytest.mark.filterwarnings("ignore:.*the published set")
 def test_digits_and_letters_are_never_mirrored_but_the_others_are(five: Path, tiny: Any) -> None:
     cut = DataSettings(image_size=32)
     parts = find_benchmark("five-datasets").parts(cut)
@@ -200,7 +200,7 @@ def test_the_later_sets_are_read_as_published_and_as_cut_for_their_literature(
     write_folders(nowhere / folder, classes, 5)
     (nowhere / folder / "README.txt").write_text("as in the archive")
     cut = DataSettings(tasks=5, class_order="numpy", seed=1993)
-    with pytest.warns(UserWarning, match=f"{name} has 40 training and 10 test examples, as published"):
+    with pytest.warns(UserWarning, match=f"{name} has 40 training and 10 test examples, but the published set"):
         parts = find_benchmark(name).parts(cut)
     assert [(len(part.train), len(part.test)) for part in parts] == [(8, 2)] * 5
     np.random.seed(1993)
@@ -209,7 +209,7 @@ def test_the_later_sets_are_read_as_published_and_as_cut_for_their_literature(
     own = nowhere / "cut" / name
     write_folders(own / "train", classes[:5], 3)
     write_folders(own / "test", classes[:5], 2)
-    with pytest.warns(UserWarning, match="as published"):
+    with pytest.warns(UserWarning, match="the published set"):
         parts = find_benchmark(name).parts(replace(cut, path=str(own)))
     assert [(len(part.train), len(part.test)) for part in parts] == [(3, 2)] * 5
 

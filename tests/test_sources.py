@@ -570,7 +570,7 @@ def test_jsonl_of_texts_and_of_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "b", "label": }', r"t\.jsonl, line 2: no JSON"),
+        ('{"text": "b", "label": }', r"t\.jsonl, line 2: this is not readable as JSON"),
         ('["b", "x"]', r"t\.jsonl, line 2: expected \{"),
         ('{"text": "b"}', r"t\.jsonl, line 2: the label is missing"),
         ('{"text": "b", "label": 1.5}', r"t\.jsonl, line 2: label 1.5 is of type float"),
