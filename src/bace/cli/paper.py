@@ -158,7 +158,7 @@ def show_tables(entry: Entry, scale: Scale, out: Path) -> None:
 
 
 def print_configs(cells: list[Cell], scale: Scale) -> None:
-    """The settings of each cell as YAML documents. If a cell cannot be run here, a comment says why."""
+    """The settings of each cell as YAML documents; for a cell that cannot be run here, what it asks for and why not."""
     import yaml
 
     from bace.config.parse import as_yaml, nest

@@ -165,8 +165,8 @@ class Measures:
         fgt_max: measure forgetting from the best earlier score, or from the best of all scores (then it is never
             negative).
         fwt: measure forward transfer before each task, which costs a pass over its training and test examples.
-        map_foreign_types_to_O: count a predicted entity type of another task as O. Otherwise it is a type with F1 0 in
-            the macro F1 and an error in the micro F1. This tells the scorer the task of a sentence.
+        map_foreign_types_to_O: count a predicted entity type of another task as O, which tells the scorer the task of a
+            sentence. Otherwise it is a type with F1 0 in the macro F1 and an error in the micro F1.
     """
 
     fgt_max: Literal["earlier", "all"] = "earlier"

@@ -17,10 +17,10 @@ class DataSettings:
         class_order: the order in which the classes arrive: names, `shuffled` (by `seed`), or `numpy` (NumPy's own
             permutation by `seed` of the names sorted as text, as in RevisitingCIL). The default is the source's order.
         seed: the seed of a shuffled class order, and of the examples that test_fraction holds out.
-        train_per_class: use only the first N training examples of each class, in file order.
-        test_per_class: use only the first N test examples of each class, in file order.
-        train_per_task: use only the first N training examples of each task, in file order.
-        test_per_task: use only the first N test examples of each task, in file order.
+        train_per_class: use only this many training examples of each class, the first in file order.
+        test_per_class: use only this many test examples of each class, the first in file order.
+        train_per_task: use only this many training examples of each task, the first in file order.
+        test_per_task: use only this many test examples of each task, the first in file order.
         test_fraction: hold out this share of each class (for entities, of the sentences) as the test, if there is none.
         val_fraction: hold out this share of each class's training examples (of a task's sentences) for validation.
         augment: crop (and flip) pictures at random in training.
