@@ -181,7 +181,7 @@ ROWS: list[Row] = [
     cli("prediction without files", "predict {run}", "bace predict needs FILES: at least one file"),
     cli("prediction of a missing file", "predict {run} {tmp}/x.png", "no file '{tmp}/x.png'", "check the path"),
     cli("prediction of no picture", "predict {run} {run}/run.json", "run.json", "cannot be decoded"),
-    cli("prediction with no run", "predict {tmp} {run}/run.json", "{tmp}", "no saved learner", "not a run folder"),
+    cli("prediction with no run", "predict {tmp} {run}/run.json", "{tmp}", "no saved learner", "neither a run folder"),
     # configuration files
     cli("a missing config file", "run --config {tmp}/none.yaml", "none.yaml", "cannot be read: No such file"),
     # a user's class
