@@ -40,7 +40,7 @@ LEAST = {("DualPrompt", "text"): 65}
 
 def short(method: str | dict[str, Any], epochs: int = 2, most: int = 2) -> dict[str, Any]:
     """The method, by its name or with hyper-parameters, with this many epochs in all stages that have epochs of their
-    own and small batches in those that have their own size, at most so many rounds of its own loops, and few random
+    own and small batches in those that have their own size, at most `most` rounds of its own loops, and few random
     features."""
     chosen = {"name": method} if isinstance(method, str) else method
     parameters = find_method(chosen["name"]).hyper_parameters()

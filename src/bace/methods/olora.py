@@ -23,7 +23,7 @@ class OLoRA(SEQ):
     the tasks before, whose changes stay as they are.
 
     Args:
-        rank: of each change.
+        rank: the rank of each change.
         orthogonality: weight of the products between the new subspace and the old ones; 0 leaves it out.
     """
 
