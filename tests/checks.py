@@ -29,7 +29,8 @@ from bace.experiments.run import Result
 from bace.methods import find_method
 
 SIZES = ("M", "expansion")  # of methods, whose square is kept: random features
-LOOPS = ("anchor_steps", "energy_steps", "fuse_steps", "memory_steps", "passes", "steps")  # of methods, beside epochs
+# of methods, beside epochs
+LOOPS = ("anchor_steps", "energy_steps", "fuse_steps", "head_steps", "memory_steps", "passes", "steps", "tune_steps")
 
 # to learn a task: with the published rates prefixes and a new head hardly move in a hundred steps
 LONGER = {"CODA-Prompt": {"tune_epochs": 60, "tune_lr": 0.02}, "DualPrompt": {"tune_epochs": 60}}
