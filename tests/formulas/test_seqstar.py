@@ -43,7 +43,8 @@ def some_task(tiny: Any, modality: str) -> Any:
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
 def test_without_future_rows_the_warm_up_is_seq_on_the_first_task_bit_for_bit(tiny: Any, modality: str) -> None:
     star, _, _ = at_stage(tiny, modality, {**STAR, "future": 0}, "head", task=0)
-    seq = learned_before(tiny, modality, {"name": "seq"}, 1, **{"train.epochs": 2}).method
+    rates = {"train.epochs": 2, "train.optimiser": "adamw", "train.lr": 1e-5, "train.head_lr": 1e-3}
+    seq = learned_before(tiny, modality, {"name": "seq"}, 1, **rates).method
     learned = {name: value for name, value in weights(star.model).items() if ".future." not in name}
     assert_equal_bits(learned, weights(seq.model))
 
@@ -197,7 +198,15 @@ def test_it_is_found_with_a_star_and_by_a_plain_name_and_its_folder_is_not_seqs(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"warmup_epochs": -1}, {"head_epochs": 0}, {"head_lr": 0.0}, {"head_steps": -1}, {"future": -1}]
+    "wrong",
+    [
+        {"warmup_epochs": -1},
+        {"warmup_lr": 0.0},
+        {"head_epochs": 0},
+        {"head_lr": 0.0},
+        {"head_steps": -1},
+        {"future": -1},
+    ],
 )
 def test_values_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"{next(iter(wrong))} \({next(iter(wrong.values()))}\)"):

@@ -26,8 +26,9 @@ class SEQStar(SEQ):
 
     Args:
         warmup_epochs: epochs in which the encoder is fine-tuned, of the first task alone; 0: it stays as it is.
+        warmup_lr: learning rate of the encoder in them, with AdamW; that of the head is `head_lr`.
         head_epochs: epochs in which the rows of a task are learned after that.
-        head_lr: learning rate of that, with AdamW.
+        head_lr: learning rate of that, with AdamW; the run's train.lr and optimiser are not used.
         head_steps: steps that a task has at least for that; epochs are raised until it has them.
         future: rows for classes to come, which take part in the soft-max of all tasks before they are needed; default:
             as many as the stream's later tasks need, which a Learner does not know. Classes beyond them get new rows.
@@ -46,25 +47,28 @@ class SEQStar(SEQ):
         "throughout: `head.sigma_init=1`, `head.sigma_learn=false`; rows then need more steps). Features are computed "
         "once, in clean views and without dropout. Rows of future classes (`future`) are those that the stream will "
         "need, as in the authors' runs of SEQ*. The authors' batches are of 4 texts, so that ten epochs are thousands "
-        "of steps (`head_steps`); in few steps rows that have learned to score low do not come back.",
+        "of steps (`head_steps`); in few steps rows that have learned to score low do not come back. The warm-up "
+        "has the authors' rate: at a rate of full fine-tuning the features of later classes move together.",
     )
 
     def __init__(
         self,
         warmup_epochs: int = 3,
+        warmup_lr: float = 1e-5,
         head_epochs: int = 10,
         head_lr: float = 1e-3,
         head_steps: int = 1000,
         future: int | None = None,
     ) -> None:
         super().__init__(span="seen")
-        if min(warmup_epochs, head_steps, future or 0) < 0 or head_epochs < 1 or head_lr <= 0:
+        if min(warmup_epochs, head_steps, future or 0) < 0 or head_epochs < 1 or min(head_lr, warmup_lr) <= 0:
             raise ConfigError(
                 f"SEQ*: warmup_epochs ({warmup_epochs}), head_steps ({head_steps}) and future ({future}) must be at "
-                f"least 0, head_epochs ({head_epochs}) at least 1 and head_lr ({head_lr}) above 0"
+                f"least 0, head_epochs ({head_epochs}) at least 1, head_lr ({head_lr}) and warmup_lr ({warmup_lr}) "
+                "above 0"
             )
-        self.warmup_epochs, self.head_epochs, self.head_lr = warmup_epochs, head_epochs, head_lr
-        self.head_steps, self.future = head_steps, future
+        self.warmup_epochs, self.warmup_lr, self.future = warmup_epochs, warmup_lr, future
+        self.head_epochs, self.head_lr, self.head_steps = head_epochs, head_lr, head_steps
         # the task's rows, ascending, and their features (rows, width), which no longer change
         self.rows, self.features = NO_IDS, torch.zeros(0)
 
@@ -110,7 +114,13 @@ class SEQStar(SEQ):
     # -- the stages
 
     def stages(self, task: Task) -> list[Stage]:
-        warmup = self.stage(task, epochs=self.warmup_epochs)
+        warmup = self.stage(
+            task,
+            epochs=self.warmup_epochs,
+            optimiser="adamw",
+            lr=self.warmup_lr,
+            rates={"head": self.head_lr},
+        )
         head = self.stage(
             task,
             name="head",

@@ -73,7 +73,8 @@ def enough_steps(examples: int, epochs: int, batch: int, least: int) -> tuple[in
     epochs are a thousand steps, of hundreds a few dozen, in which a new head hardly leaves its first values. Where
     there are too few steps batches are made smaller, which costs nothing, but not below SMALLEST_BATCH; then there are
     more epochs."""
-    batch = min(batch, max(SMALLEST_BATCH, examples * epochs // max(least, 1)))
+    if least:
+        batch = min(batch, max(SMALLEST_BATCH, examples * epochs // least))
     steps = max(-(-examples // batch), 1)  # of an epoch
     return max(epochs, -(-least // steps)), batch
 
