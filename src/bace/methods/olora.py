@@ -44,8 +44,7 @@ class OLoRA(SEQ):
         stages=("tune",),
         reading="a linear head whose rows start at zero (see CODA-Prompt) and cross-entropy over the new classes (the "
         "authors generate the labels as text); a sum of absolute products, as in their code (the paper squares them); "
-        "W + B A without a factor. AdamW at 0.001 in one epoch, as published, but at least 400 steps (`tune_steps`): "
-        "LoRA starts without effect, and at the rate of full fine-tuning it hardly leaves it",
+        "W + B A without a factor. AdamW at 0.001 in one epoch, as published, but at least 400 steps (`tune_steps`)",
     )
 
     lora: LoRA
