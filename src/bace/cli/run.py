@@ -1,13 +1,16 @@
 """bace run"""
 
 import dataclasses
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from bace.config.parser import Parser
+from bace.config.schema import Config
 from bace.errors import ConfigError
-from bace.progress import bar, tell
+from bace.progress import bar, is_first, launched, tell
 
 
 def command(
@@ -34,6 +37,7 @@ def command(
         force: resume though run.json was changed.
         print_config: print the settings as YAML and run nothing.
     """
+    from bace import ranks
     from bace.cli.settings import from_file
     from bace.config.parse import as_yaml, config_from, flatten, method_label
     from bace.experiments.cells import Cell, is_done
@@ -52,17 +56,41 @@ def command(
         return
     folder = resume or out or default_folder(chosen)
     title = f"{method_label(chosen.method)} on {chosen.benchmark['name']}, seed {chosen.seed}"
-    state = ""
-    if not (resume or out) and is_begun(folder):
-        state = ", finished before" if is_done(Cell(title, folder, chosen)) else ", continued"
-    tell(f"{title}, kept in {folder}{state}")
-    if state != ", finished before":
-        with bar(title) as show:
-            if resume or state:
-                run(resume=folder, force=force, show=show, tell=tell)
-            else:
-                run(chosen, out=folder, show=show, tell=tell)
-    show_numbers(folder)
+    with ranks.joined(chosen.train.device):
+        if launched():
+            chosen.train.devices = ranks.size()
+        state = ""
+        if not (resume or out) and is_first() and is_begun(folder):
+            state = ", finished before" if is_done(Cell(title, folder, chosen)) else ", continued"
+        state, *_ = ranks.texts(state)  # what the first process has found
+        unfinished = state != ", finished before"
+        if unfinished and chosen.train.devices > 1 and not launched():
+            run_in_processes(chosen, folder, force=force, begun=bool(resume or state))
+        tell(f"{title}, kept in {folder}{state}")
+        if unfinished:
+            with bar(title) as show:
+                if resume or state:
+                    run(resume=folder, force=force, show=show, tell=tell)
+                else:
+                    run(chosen, out=folder, show=show, tell=tell)
+    if is_first():
+        show_numbers(folder)
+
+
+def run_in_processes(config: Config, folder: Path, *, force: bool, begun: bool) -> NoReturn:
+    """Begin or continue the run in as many processes as its settings ask for; those print what there is to print."""
+    from bace.config.parse import as_yaml
+    from bace.experiments.launch import launch
+
+    flags = ["--force"] if force else []
+    if "." in str(config.method["name"]):  # a user's own, and imported here already
+        flags.append("--trust")
+    with tempfile.TemporaryDirectory(prefix="bace-run-") as beside:
+        settings = Path(beside) / "run.yaml"
+        settings.write_text(as_yaml(config), encoding="utf-8")
+        words = ["--resume", str(folder)] if begun else ["--config", str(settings), "--out", str(folder)]
+        status = launch(["run", *words, *flags], config.train.devices)
+    sys.exit(status)
 
 
 def show_numbers(folder: Path) -> None:

@@ -28,7 +28,8 @@ def bytes_needed(method: Method, tasks: Iterable[int]) -> int:
 def activations(train: Training, examples: int, tokens: int, width: int, blocks: int) -> int:
     """Numbers that a training step keeps for its backward pass, about: of all blocks that are trained, or
     (train.recompute) what enters each and all of one; of one part of the batch and the outputs of the others
-    (train.accumulate)."""
+    (train.accumulate); on each device of its share (train.devices)."""
+    examples = -(-examples // train.devices)
     part = -(-examples // train.accumulate)
     one = tokens * width * (blocks + ACTIVATIONS if train.recompute else ACTIVATIONS * blocks)
     return part * one + (examples - part) * tokens * width

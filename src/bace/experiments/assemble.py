@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
+from bace import ranks
 from bace.config.schema import Config
 from bace.core.memory import Memory
 from bace.core.method import Method
@@ -100,6 +102,7 @@ def attach(
     method.fresh_model = lambda: model_of(load_backbone(config))
     method.model = method.build(model_of(encoder))
     check_pieces(method, config.train.accumulate)
+    check_devices(method, config.train.devices)
     method.to(device)
     for memory in method.memories():
         memory.cpu()  # ids, not numbers to compute with
@@ -118,6 +121,21 @@ def check_pieces(method: Method, pieces: int) -> None:
         raise ConfigError(
             f"{method.title} cannot read a batch in parts (train.accumulate is {pieces}): use train.recompute, or a "
             "smaller train.batch_size"
+        )
+
+
+def check_devices(method: Method, devices: int) -> None:
+    """Refuse several devices without several processes, and layers that look at a batch as a whole."""
+    if devices != ranks.size():
+        raise ConfigError(
+            f"train.devices is {devices}, but this is one process: use `bace run`, which starts {devices} of them, or "
+            f"start your program by `torchrun --nproc-per-node {devices}`. Many runs are spread by --workers"
+        )
+    norms = [name for name, module in method.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if devices > 1 and norms:
+        raise ConfigError(
+            f"{method.title} with this backbone cannot be trained by several processes (train.devices is {devices}): "
+            f"'{norms[0]}' takes means over a batch, and each process would take those of its own share. Use one device"
         )
 
 
