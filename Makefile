@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test test-quick test-cpu campaign bench clean
+.PHONY: setup demo test test-quick test-cpu test-parallel campaign bench clean
 
 setup: .venv/.setup
 demo: .venv/.setup
@@ -21,6 +21,9 @@ test-quick: .venv/.test
 # What rounds (formulas, golden bands, exact resume) under every instruction set of this machine, with one thread and two.
 test-cpu: .venv/.test
 	$(BIN)/python tests/cpu.py
+# Every method in every modality, trained by two processes and by one: the same losses, weights and scores.
+test-parallel: .venv/.test
+	$(BIN)/python -W ignore tests/data_parallel.py
 # Kills, signals, failing disks, damaged files and malformed inputs, and the report of what came of them: about half an
 # hour on one core; goes on where it was stopped.
 campaign: .venv/.test

@@ -7,22 +7,28 @@ import contextlib
 import json
 import multiprocessing
 import os
-import socket
+import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from checks import short
+from conftest import Tiny
 from torch import Tensor, nn
 
 import bace
+from bace import ranks
+from bace.cli.main import main
 from bace.core.stage import Stage
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
+from bace.methods import METHODS
 
 PATIENCE = 120  # seconds
 STEPS = 20  # whose losses are compared
@@ -35,7 +41,7 @@ PROCESSES.set_forkserver_preload(
 class ListeningTrainer(Trainer):
     """Notes the loss of each step."""
 
-    heard: list[float]
+    heard: ClassVar[list[float]] = []
 
     def step(self, stage: Stage, batch: Batch, parameters: list[nn.Parameter]) -> None:
         super().step(stage, batch, parameters)
@@ -85,27 +91,39 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
 # -- processes
 
 
-def started(ranks: int, work: Callable[..., None], *given: Any) -> list[BaseProcess]:
-    """Processes that work as ranks of one run; what torchrun does, without the seconds that it takes to begin."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    crew = [PROCESSES.Process(target=as_rank, args=(rank, ranks, port, work, given)) for rank in range(ranks)]
-    for process in crew:
-        process.start()
+def started(ranks: int, said: Path, work: Callable[..., None], *given: Any) -> list[BaseProcess]:
+    """Processes that work as ranks of one run; what torchrun does, without the seconds that it takes to begin. What
+    they print is added to the file `said`."""
+    meeting = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": meeting.port}
+    group |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    crew = Crew(meeting)
+    for rank in range(ranks):
+        crew.append(PROCESSES.Process(target=as_rank, args=({**group, "RANK": rank}, said, work, given)))
+        crew[-1].start()
     return crew
 
 
-def as_rank(rank: int, ranks: int, port: int, work: Callable[..., None], given: tuple[Any, ...]) -> None:
+class Crew(list[BaseProcess]):
+    """The processes, and the store where they meet, which lives as long."""
+
+    def __init__(self, meeting: torch.distributed.TCPStore) -> None:
+        super().__init__()
+        self.meeting = meeting
+
+
+def as_rank(group: dict[str, Any], said: Path, work: Callable[..., None], given: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {name: str(value) for name, value in group.items()}
+    with said.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     work(*given)
 
 
-def ended(crew: Sequence[BaseProcess]) -> list[int | None]:
+def ended(crew: Sequence[BaseProcess], patience: float = PATIENCE) -> list[int | None]:
     """The exit codes of processes, once all have ended."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     try:
         for process in crew:
             process.join(max(0.0, end - time.monotonic()))
@@ -115,34 +133,60 @@ def ended(crew: Sequence[BaseProcess]) -> list[int | None]:
             process.kill()
 
 
+def run_command(*words: str) -> None:
+    """`bace run`."""
+    sys.exit(main(["run", *words]))
+
+
+def run_exactly(words: Sequence[str], patched: str = "") -> None:
+    """`bace run` in double precision, with one of the trainers below."""
+    with exactly(), pytest.MonkeyPatch.context() as patch:
+        if patched:
+            patch.setattr("bace.experiments.run.Trainer", globals()[patched])
+        run_command(*words)
+
+
+class ToldToStop(Trainer):
+    """The last rank gets SIGTERM in the middle of the second task."""
+
+    def step(self, stage: Stage, batch: Batch, parameters: list[nn.Parameter]) -> None:
+        super().step(stage, batch, parameters)
+        if ranks.index() == ranks.size() - 1 and (self.now.task, self.now.epoch, self.now.step) == (1, 0, 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Drifting(Trainer):
+    """A weight of rank 1 is not that of rank 0 after the first step."""
+
+    def step(self, stage: Stage, batch: Batch, parameters: list[nn.Parameter]) -> None:
+        super().step(stage, batch, parameters)
+        if ranks.index() == 1:
+            with torch.no_grad():
+                self.method.model.encoder.norm.bias[0] += 1e-3
+
+
 def go_through(jobs: dict[str, dict[str, Any]], out: Path) -> None:
     """Run every job as one of several ranks; the first writes what it has measured."""
-    from bace import ranks
-
     with exactly(), ranks.joined("cpu"):
         found = {}
         for name, settings in jobs.items():
             try:
                 found[name] = measured(settings)
-            except Exception as error:
+            except Exception as error:  # the same on all ranks, or the next exchange fails
                 found[name] = {"error": f"{type(error).__name__}: {error}"}
-                if not isinstance(error, bace.errors.BaceError):
-                    import traceback
-
-                    traceback.print_exc()
             if ranks.index() == 0:
                 out.write_text(json.dumps(found))
 
 
-def shared_and_alone(jobs: dict[str, dict[str, Any]], folder: Path) -> Iterator[tuple[str, Any, Any]]:
+def shared_and_alone(jobs: dict[str, dict[str, Any]], folder: Path) -> dict[str, tuple[Any, Any]]:
     """What two processes have measured of each job, and what one has."""
-    crew = started(2, go_through, jobs, folder / "found.json")
+    crew = started(2, folder / "said.txt", go_through, jobs, folder / "found.json")
     with exactly():
         alone = {name: measured(settings) for name, settings in jobs.items()}
-    codes = ended(crew)
+    codes = ended(crew, 20 * PATIENCE)
+    assert codes == [0, 0], (folder / "said.txt").read_text()
     found = json.loads((folder / "found.json").read_text())
-    for name in jobs:
-        yield name, found.get(name, {"error": f"the processes ended with {codes}"}), alone[name]
+    return {name: (found[name], alone[name]) for name in jobs}
 
 
 def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
@@ -163,34 +207,26 @@ def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
     return ""
 
 
-def main() -> int:
-    import tempfile
-
-    from checks import short
-    from conftest import Tiny
-
-    from bace.methods import METHODS
-
+def compare_all() -> int:
+    """Every method in every modality, or those that are named; a line for each."""
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="bace-parallel-"))
     tiny, asked = Tiny(folder / "tiny"), sys.argv[1:]
-    jobs = {
-        f"{method.title} {modality}": tiny.settings(modality, method=short(method.title))
-        for method in METHODS
-        for modality in ("image", "text", "token")
-        if modality in method.modalities and (not asked or method.title in asked)
-    }
-    failed = 0
-    began = time.monotonic()
-    for name, found, alone in shared_and_alone(jobs, folder):
-        what = difference(found, alone)
-        failed += bool(what)
-        print(f"{name}: {what or 'the same'} ({len(alone['losses'])} steps)", flush=True)
-    print(f"{len(jobs) - failed} of {len(jobs)} are the same, {time.monotonic() - began:.0f} s")
-    return int(failed > 0)
+    failed = []
+    for modality in ("image", "text", "token"):
+        titles = [method.title for method in METHODS if modality in method.modalities]
+        jobs = {
+            title: tiny.settings(modality, method=short(title)) for title in titles if not asked or title in asked
+        }
+        for name, (found, alone) in shared_and_alone(jobs, folder).items():
+            what = difference(found, alone)
+            failed += [f"{name} ({modality})"] if what else []
+            print(f"{modality}, {name}: {what or 'the same'} ({len(alone['losses'])} steps)", flush=True)
+    print(f"different: {', '.join(failed) or 'none'}")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
     import data_parallel  # the name under which processes find what they are to do
 
-    sys.exit(data_parallel.main())
+    sys.exit(data_parallel.compare_all())

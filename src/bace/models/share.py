@@ -19,7 +19,8 @@ class Share:
     def __init__(self, batch: Batch) -> None:
         self.batch, self.cut = batch, ranks.several()
         if self.cut:
-            self.examples, self.rows = len(next(iter(batch.inputs.values()))), len(batch)
+            self.examples = len(next(iter(batch.inputs.values())))
+            self.rows = self.examples if batch.at is None else len(batch)
             own = ranks.share(self.examples)
             self.passed = own if own.start < own.stop else slice(0, 1)
             self.batch, rows_passed = batch.part(self.passed)
