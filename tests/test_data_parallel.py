@@ -29,7 +29,7 @@ from bace.cli.main import main
 from bace.config.parse import config_from
 from bace.core import resources
 from bace.errors import ConfigError
-from bace.experiments.assemble import assemble, check_devices
+from bace.experiments.assemble import assemble, check_batch_norms
 from bace.methods import METHODS
 
 pytestmark = pytest.mark.xdist_group("data parallel")  # in the process that has the fork server
@@ -84,6 +84,7 @@ def test_a_signal_to_one_of_four_stops_all_at_a_step_from_which_two_go_on(tiny: 
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-9, equal_nan=True)
     assert said.read_text().count("task 2/3: A_t") == 1  # lines are not multiplied
+    assert bace.load(out).classes_  # in one process
 
 
 def test_a_killed_process_ends_the_others_and_the_run_resumes_bit_for_bit(tiny: Any, tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_a_backbone_that_takes_means_over_the_batch_is_refused(tiny: Any, monkey
     method.model.encoder.norm = torch.nn.BatchNorm1d(16)
     monkeypatch.setattr("bace.ranks.size", lambda: 2)
     with pytest.raises(ConfigError, match=r"SEQ .* 'model.encoder.norm' takes means over a batch"):
-        check_devices(method, 2)
+        check_batch_norms(method)
 
 
 def test_only_a_run_is_started_by_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

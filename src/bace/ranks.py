@@ -58,7 +58,9 @@ def joined(device: str) -> Iterator[None]:
     if on_gpus:
         if device not in ("auto", "cuda"):
             raise ConfigError(f"train.device is '{device}', but every process takes a GPU of its own: leave it at auto")
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        if (own := int(os.environ["LOCAL_RANK"])) >= (gpus := torch.cuda.device_count()):
+            raise ConfigError(f"there are more processes on this machine than GPUs ({gpus}): use train.devices {gpus}")
+        torch.cuda.set_device(own)
     store, rank, count = next(rendezvous("env://"))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpus else "gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE
@@ -79,6 +81,15 @@ def _said(store: Any, error: Exception) -> bool:
         store.add("bace errors", 1)
         return bool(store.add(f"bace {hashlib.blake2b(str(error).encode()).hexdigest()}", 1) > 1)
     return False
+
+
+def check_count(devices: int) -> None:
+    """Refuse a number of devices that is not the number of ranks."""
+    if devices != size():
+        raise ConfigError(
+            f"train.devices is {devices}, but this is one process: use `bace run`, which starts {devices} of them, or "
+            f"start your program by `torchrun --nproc-per-node {devices}`. Many runs are spread by --workers"
+        )
 
 
 @contextlib.contextmanager

@@ -39,11 +39,9 @@ def command(
     """
     from bace import ranks
     from bace.cli.settings import from_file
-    from bace.config.parse import as_yaml, config_from, flatten, method_label
-    from bace.experiments.cells import Cell, is_done
+    from bace.config.parse import as_yaml, config_from, flatten
     from bace.experiments.compare import default_folder
-    from bace.experiments.run import run
-    from bace.experiments.run_folder import is_begun, read_description
+    from bace.experiments.run_folder import read_description
 
     if resume:
         if settings or config or out:
@@ -55,26 +53,37 @@ def command(
         print(as_yaml(chosen), end="")
         return
     folder = resume or out or default_folder(chosen)
-    title = f"{method_label(chosen.method)} on {chosen.benchmark['name']}, seed {chosen.seed}"
     with ranks.joined(chosen.train.device):
         if launched():
             chosen.train.devices = ranks.size()
-        state = ""
-        if not (resume or out) and is_first() and is_begun(folder):
-            state = ", finished before" if is_done(Cell(title, folder, chosen)) else ", continued"
-        state, *_ = ranks.texts(state)  # what the first process has found
-        unfinished = state != ", finished before"
-        if unfinished and chosen.train.devices > 1 and not launched():
-            run_in_processes(chosen, folder, force=force, begun=bool(resume or state))
-        tell(f"{title}, kept in {folder}{state}")
-        if unfinished:
-            with bar(title) as show:
-                if resume or state:
-                    run(resume=folder, force=force, show=show, tell=tell)
-                else:
-                    run(chosen, out=folder, show=show, tell=tell)
+        begin_or_continue(chosen, folder, resumed=bool(resume), new=bool(out), force=force)
     if is_first():
         show_numbers(folder)
+
+
+def begin_or_continue(chosen: Config, folder: Path, *, resumed: bool, new: bool, force: bool) -> None:
+    """Run in a folder that is resumed, new, or (neither) as it is found."""
+    from bace import ranks
+    from bace.config.parse import method_label
+    from bace.experiments.cells import Cell, is_done
+    from bace.experiments.run import run
+    from bace.experiments.run_folder import is_begun
+
+    title = f"{method_label(chosen.method)} on {chosen.benchmark['name']}, seed {chosen.seed}"
+    state = ""
+    if not (resumed or new) and is_first() and is_begun(folder):
+        state = ", finished before" if is_done(Cell(title, folder, chosen)) else ", continued"
+    state, *_ = ranks.texts(state)  # what the first process has found
+    unfinished, begun = state != ", finished before", resumed or bool(state)
+    if unfinished and chosen.train.devices > 1 and not launched():
+        run_in_processes(chosen, folder, force=force, begun=begun)
+    tell(f"{title}, kept in {folder}{state}")
+    if unfinished:
+        with bar(title) as show:
+            if begun:
+                run(resume=folder, force=force, show=show, tell=tell)
+            else:
+                run(chosen, out=folder, show=show, tell=tell)
 
 
 def run_in_processes(config: Config, folder: Path, *, force: bool, begun: bool) -> NoReturn:

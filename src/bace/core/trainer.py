@@ -91,6 +91,7 @@ class Trainer:
         stopping: Callable[[], int | None] = lambda: None,
         studies: Mapping[str, Study] | None = None,
     ) -> None:
+        ranks.check_count(config.train.devices)
         self.method, self.stream, self.config = method, stream, config
         self.log, self.save, self.show, self.tell, self.stopping = log, save, show, tell, stopping
         self.studies = studies or {}

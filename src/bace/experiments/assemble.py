@@ -102,7 +102,7 @@ def attach(
     method.fresh_model = lambda: model_of(load_backbone(config))
     method.model = method.build(model_of(encoder))
     check_pieces(method, config.train.accumulate)
-    check_devices(method, config.train.devices)
+    check_batch_norms(method)
     method.to(device)
     for memory in method.memories():
         memory.cpu()  # ids, not numbers to compute with
@@ -124,18 +124,13 @@ def check_pieces(method: Method, pieces: int) -> None:
         )
 
 
-def check_devices(method: Method, devices: int) -> None:
-    """Refuse several devices without several processes, and layers that look at a batch as a whole."""
-    if devices != ranks.size():
-        raise ConfigError(
-            f"train.devices is {devices}, but this is one process: use `bace run`, which starts {devices} of them, or "
-            f"start your program by `torchrun --nproc-per-node {devices}`. Many runs are spread by --workers"
-        )
+def check_batch_norms(method: Method) -> None:
+    """Refuse layers that take means over a batch, of which each of several processes passes only a share."""
     norms = [name for name, module in method.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    if devices > 1 and norms:
+    if norms and ranks.several():
         raise ConfigError(
-            f"{method.title} with this backbone cannot be trained by several processes (train.devices is {devices}): "
-            f"'{norms[0]}' takes means over a batch, and each process would take those of its own share. Use one device"
+            f"{method.title} with this backbone cannot be trained by several processes (train.devices): '{norms[0]}' "
+            "takes means over a batch, and each process would take those of its own share. Use one device"
         )
 
 
