@@ -48,11 +48,11 @@ def launch(words: Sequence[str], processes: int) -> int:
         except SignalException as stopped:
             return 128 + int(stopped.sigval)
         except ChildFailedError as failed:
-            rank, first = failed.get_first_failure()
-            if first.exitcode >= 0:
-                return int(first.exitcode)  # it has said why
+            rank, status = min(((r, end.exitcode) for r, end in failed.failures.items()), key=lambda end: end[1])
+            if status >= 0:
+                return int(status)  # it has said why
             raise TrainingError(
-                f"rank {rank} was killed by signal {-first.exitcode}, and the other processes were ended. The last "
-                "checkpoint is kept: continue with --resume"
+                f"rank {rank} was killed by signal {-status}, and the other processes were ended. The last checkpoint "
+                "is kept: continue with --resume"
             ) from None
     return 0
