@@ -108,7 +108,8 @@ def first_goes_first() -> Iterator[None]:
     """In here the first rank is done before the others begin: what it decodes or downloads, they find."""
     if not is_first():
         wait()
-    yield
+    with alone():
+        yield
     if is_first():
         wait()
 

@@ -127,7 +127,7 @@ def check_pieces(method: Method, pieces: int) -> None:
 def check_batch_norms(method: Method) -> None:
     """Refuse layers that take means over a batch, of which each of several processes passes only a share."""
     norms = [name for name, module in method.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    if norms and ranks.several():
+    if norms and ranks.size() > 1:
         raise ConfigError(
             f"{method.title} with this backbone cannot be trained by several processes (train.devices): '{norms[0]}' "
             "takes means over a batch, and each process would take those of its own share. Use one device"
