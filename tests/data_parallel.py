@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from checks import short
-from conftest import Tiny
+from conftest import Tiny, read_once
 from torch import Tensor, nn
 
 import bace
@@ -167,7 +167,8 @@ class Drifting(Trainer):
 
 def go_through(jobs: dict[str, dict[str, Any]], out: Path) -> None:
     """Run every job as one of several ranks; the first writes what it has measured."""
-    with exactly(), ranks.joined("cpu"):
+    (folder,) = {Path(settings["backbone"]).parent for settings in jobs.values()}
+    with exactly(), read_once(folder), ranks.joined("cpu"):
         found = {}
         for name, settings in jobs.items():
             try:
@@ -218,7 +219,9 @@ def compare_all() -> int:
         jobs = {
             title: tiny.settings(modality, method=short(title)) for title in titles if not asked or title in asked
         }
-        for name, (found, alone) in shared_and_alone(jobs, folder).items():
+        with read_once(tiny.folder):
+            measurements = shared_and_alone(jobs, folder)
+        for name, (found, alone) in measurements.items():
             what = difference(found, alone)
             failed += [f"{name} ({modality})"] if what else []
             print(f"{modality}, {name}: {what or 'the same'} ({len(alone['losses'])} steps)", flush=True)

@@ -42,9 +42,9 @@ def modality_of(method: Any) -> str:
 @pytest.fixture(scope="module")
 def compared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
     """Every method, one after the other, in the same two processes and in this one."""
+    fewer = {"benchmark.tasks": [2, 3], "measure.fwt": False}
     jobs = {
-        method.title: tiny.settings(modality_of(method), method=short(method.title), **{"measure.fwt": False})
-        for method in METHODS
+        method.title: tiny.settings(modality_of(method), method=short(method.title), **fewer) for method in METHODS
     }
     return shared_and_alone(jobs, tmp_path_factory.mktemp("compared"))
 
@@ -88,7 +88,7 @@ def test_a_signal_to_one_of_four_stops_all_at_a_step_from_which_two_go_on(tiny: 
 
 
 def test_a_killed_process_ends_the_others_and_the_run_resumes_bit_for_bit(tiny: Any, tmp_path: Path) -> None:
-    settings = settings_for(tiny, **{"train.epochs": 6})
+    settings = settings_for(tiny, **{"train.epochs": 3})
     said, killed, straight = tmp_path / "said.txt", tmp_path / "killed", tmp_path / "straight"
     crew = started(2, said, run_command, *flags(settings), "--out", str(killed))
     end = time.monotonic() + PATIENCE

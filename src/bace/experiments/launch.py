@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -48,9 +49,11 @@ def launch(words: Sequence[str], processes: int) -> int:
         except SignalException as stopped:
             return 128 + int(stopped.sigval)
         except ChildFailedError as failed:
-            rank, status = min(((r, end.exitcode) for r, end in failed.failures.items()), key=lambda end: end[1])
+            ends = [(rank, int(end.exitcode)) for rank, end in failed.failures.items()]
+            # of several, the one that was killed by somebody else than the launcher, which ends the others by SIGTERM
+            rank, status = min(ends, key=lambda end: (end[1] >= 0, end[1] == -signal.SIGTERM))
             if status >= 0:
-                return int(status)  # it has said why
+                return status  # it has said why
             raise TrainingError(
                 f"rank {rank} was killed by signal {-status}, and the other processes were ended. The last checkpoint "
                 "is kept: continue with --resume"
