@@ -41,10 +41,12 @@ def modality_of(method: Any) -> str:
 
 @pytest.fixture(scope="module")
 def compared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
-    """Every method, one after the other, in the same two processes and in this one."""
-    fewer = {"benchmark.tasks": [2, 3], "measure.fwt": False}
+    """Every method, one after the other, in the same two processes and in this one: about ten steps in one modality,
+    where `make test-parallel` has twenty in all of them."""
+    fewer = {"benchmark.tasks": [2, 3], "train.epochs": 1, "measure.fwt": False}
     jobs = {
-        method.title: tiny.settings(modality_of(method), method=short(method.title), **fewer) for method in METHODS
+        method.title: tiny.settings(modality_of(method), method=short(method.title, 1, 1), **fewer)
+        for method in METHODS
     }
     return shared_and_alone(jobs, tmp_path_factory.mktemp("compared"))
 
