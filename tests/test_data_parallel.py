@@ -3,9 +3,8 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ from data_parallel import (
     difference,
     ended,
     exactly,
+    job,
     run_command,
     run_exactly,
     shared_and_alone,
     started,
+    started_alone,
 )
 from test_kill import flags, newest
 
@@ -45,8 +46,7 @@ def compared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     where `make test-parallel` has twenty in all of them."""
     fewer = {"benchmark.tasks": [2, 3], "train.epochs": 1, "measure.fwt": False}
     jobs = {
-        method.title: tiny.settings(modality_of(method), method=short(method.title, 1, 1), **fewer)
-        for method in METHODS
+        method.title: job(tiny, modality_of(method), short(method.title, 1, 1), **fewer) for method in METHODS
     }
     return shared_and_alone(jobs, tmp_path_factory.mktemp("compared"))
 
@@ -93,11 +93,7 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes_bit_for_bit(tiny: 
     settings = settings_for(tiny, **{"train.epochs": 3})
     said, killed, straight = tmp_path / "said.txt", tmp_path / "killed", tmp_path / "straight"
     crew = started(2, said, run_command, *flags(settings), "--out", str(killed))
-    end = time.monotonic() + PATIENCE
-    while newest(killed) < 4:
-        assert crew[1].is_alive()
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_for(killed, 4, crew[1])
     crew[1].kill()
     began = time.monotonic()
     assert ended(crew) == [2, -signal.SIGKILL]
@@ -136,34 +132,32 @@ def ranks_of(launcher: int) -> list[int]:
     return [pid for pid in found if b"RANK=" in Path(f"/proc/{pid}/environ").read_bytes()]
 
 
-def wait_for(folder: Path, checkpoints: int, launcher: "subprocess.Popen[str]") -> None:
+def wait_for(folder: Path, checkpoints: int, process: BaseProcess) -> None:
     end = time.monotonic() + PATIENCE
     while newest(folder) < checkpoints:
-        assert launcher.poll() is None
+        assert process.is_alive()
         assert time.monotonic() < end
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc, which only Linux has")
 def test_the_launcher_passes_signals_on_and_ends_all_when_one_is_killed(tiny: Any, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    begin = [*flags(settings_for(tiny, **{"train.epochs": 200, "train.devices": 2})), "--out", str(out)]
-    command = [sys.executable, "-m", "bace", "run"]
-    with subprocess.Popen([*command, *begin], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
-        wait_for(out, 2, launcher)
-        launcher.terminate()
-        _, said = launcher.communicate(timeout=PATIENCE)
-    assert launcher.returncode == 128 + signal.SIGTERM
-    assert said.count("stopped by signal 15 after a checkpoint") == 1
-    with subprocess.Popen([*command, "--resume", str(out)], stderr=subprocess.PIPE, text=True) as launcher:
-        wait_for(out, newest(out) + 2, launcher)
-        os.kill(ranks_of(launcher.pid)[-1], signal.SIGKILL)
-        began = time.monotonic()
-        _, said = launcher.communicate(timeout=PATIENCE)
+    out, said = tmp_path / "run", tmp_path / "said.txt"
+    settings = settings_for(tiny, **{"train.epochs": 200, "train.devices": 2})
+    launcher = started_alone(said, run_command, *flags(settings), "--out", str(out))
+    wait_for(out, 2, launcher)
+    launcher.terminate()
+    assert ended([launcher]) == [128 + signal.SIGTERM]
+    assert said.read_text().count("stopped by signal 15 after a checkpoint") == 1
+    launcher = started_alone(said, run_command, "--resume", str(out))
+    wait_for(out, newest(out) + 2, launcher)
+    assert launcher.pid is not None
+    os.kill(ranks_of(launcher.pid)[-1], signal.SIGKILL)
+    began = time.monotonic()
+    assert ended([launcher]) == [2]
     assert time.monotonic() - began < 30
-    assert launcher.returncode == 2
-    assert "was killed by signal 9" in said
+    assert "was killed by signal 9" in said.read_text()
 
 
 # -- what is refused, and what is estimated
