@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo docs test test-quick test-cpu test-export campaign bench clean
+.PHONY: setup demo docs test test-quick test-cpu test-export test-parallel campaign bench clean
 
 setup: .venv/.setup
 demo: .venv/.setup
@@ -24,6 +24,9 @@ test-cpu: .venv/.test
 # Every method that can be exported, on every modality, in onnxruntime: about ten minutes on one core.
 test-export: .venv/.test
 	$(BIN)/python tests/onnx_parity.py
+# Every method in every modality, trained by two processes and by one: the same losses, weights and scores.
+test-parallel: .venv/.test
+	$(BIN)/python -W ignore tests/data_parallel.py
 # Kills, signals, failing disks, damaged files and malformed inputs, and the report of what came of them: about half an
 # hour on one core; goes on where it was stopped.
 campaign: .venv/.test

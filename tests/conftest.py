@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -51,19 +52,26 @@ def pytest_collection_finish() -> None:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Tiny"]:
     """Its backbones are read from their files once, and every run in this process gets a copy."""
     made = Tiny(tmp_path_factory.mktemp("tiny"))
+    with read_once(made.folder):
+        yield made
+
+
+@contextmanager
+def read_once(folder: Path) -> Iterator[None]:
+    """In here, a backbone in this folder is read from its file once, and every run gets a copy."""
 
     @functools.cache
     def read(name: str, image_size: int | None, dtype: torch.dtype) -> Encoder:
         return load_encoder(name, image_size=image_size)
 
     def load(name: str, *, image_size: int | None = None) -> Encoder:
-        if not Path(name).is_relative_to(made.folder):
+        if not Path(name).is_relative_to(folder):
             return load_encoder(name, image_size=image_size)
         return copy.deepcopy(read(name, image_size, torch.get_default_dtype()))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bace.experiments.assemble.load_encoder", load)
-        yield made
+        yield
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ LAYERS = (
     ("bace.data",),
     ("bace.config.schema",),
     ("bace.config.parser",),
-    ("bace.errors", "bace.files", "bace.progress", "bace.randomness"),
+    ("bace.errors", "bace.files", "bace.progress", "bace.randomness", "bace.ranks"),
 )
 
 

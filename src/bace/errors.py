@@ -10,6 +10,8 @@ from pathlib import Path
 class BaceError(Exception):
     """An error that the user can correct. The command line prints it without a traceback."""
 
+    said = False  # whether another process of the run prints it
+
 
 class ConfigError(BaceError):
     """A setting, name or flag that cannot be used."""
@@ -33,6 +35,14 @@ class CheckpointError(BaceError):
 
 class TrainingError(BaceError):
     """Training cannot go on, for example because the loss is not finite."""
+
+
+class RankLost(TrainingError):
+    """Another process of the run is no more."""
+
+
+class RanksDiffer(TrainingError):
+    """The processes of a run do not hold the same state."""
 
 
 class Stopped(BaceError):

@@ -1,6 +1,7 @@
 """Progress: lines for everyone, and on a terminal a bar below them. Both go to the standard error, so that the standard
 output holds results and nothing else."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,15 +13,26 @@ Show = Callable[[float, str], None]
 Tell = Callable[[str], None]
 
 
+def launched() -> bool:
+    """Whether torchrun, or something like it, has started this process as one of a group (see ranks.py)."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def is_first() -> bool:
+    """Whether this process speaks and writes for the run: it is the only one, or the first of a group."""
+    return not launched() or os.environ["RANK"] == "0"
+
+
 def tell(line: str) -> None:
     """Print a line at once, also into a pipe or a file."""
-    print(line, file=sys.stderr, flush=True)
+    if is_first():
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def bar(title: str) -> Iterator[Show | None]:
     """A bar for the share done, between 0 and 1; None when nobody is looking."""
-    if not sys.stderr.isatty():
+    if not (sys.stderr.isatty() and is_first()):
         yield None
         return
     with _bars() as bars:

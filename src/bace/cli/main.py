@@ -10,7 +10,8 @@ from importlib.metadata import version
 from jsonargparse import set_parsing_settings
 
 from bace.config.parser import Parser
-from bace.errors import BaceError, Stopped, kept_traceback, one_line, printable
+from bace.errors import BaceError, ConfigError, Stopped, kept_traceback, one_line, printable
+from bace.progress import launched, tell
 
 NAMES = ("demo", "run", "compare", "tune", "report", "paper", "list", "check", "learn", "predict", "export")
 ABOUT = "Class-incremental learning with pre-trained transformers."
@@ -20,7 +21,7 @@ MORE = "`bace run --method NAME --help` explains all settings, with the defaults
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
-        warnings.showwarning = lambda text, *rest: print(f"bace: warning: {printable(str(text))}", file=sys.stderr)
+        warnings.showwarning = lambda text, *rest: tell(f"bace: warning: {printable(str(text))}")
         return answer(words)
 
 
@@ -33,19 +34,23 @@ def answer(words: list[str]) -> int:
     except SystemExit as end:  # a page was printed
         return int(end.code or 0)
     except Stopped as stopped:
-        print(f"bace: {printable(str(stopped))}", file=sys.stderr)
+        if not stopped.said:
+            print(f"bace: {printable(str(stopped))}", file=sys.stderr)
         return 128 + stopped.signal
     except BaceError as error:
-        print(f"bace: error: {printable(str(error))}", file=sys.stderr)
+        if not error.said:
+            print(f"bace: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         return 1
     except Exception as error:
+        if getattr(error, "said", False):
+            return 1
         print(f"bace: unexpected error: {printable(one_line(error))}. {kept_traceback()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         how = "`bace run --resume DIR` continues a run; for everything else, give the same command again"
-        print(f"bace: stopped; {how}", file=sys.stderr)
+        tell(f"bace: stopped; {how}")
         return 130
     return 0
 
@@ -53,6 +58,8 @@ def answer(words: list[str]) -> int:
 def obey(words: list[str]) -> None:
     # the namespace holds only what was typed, so the defaults of the function apply
     parsed = make_parser(words).parse_args(words, defaults=False)
+    if launched() and parsed.command != "run":
+        raise ConfigError(f"torchrun starts one run in several processes: it takes `bace run`, not {parsed.command}")
     module, given = importlib.import_module(f"bace.cli.{parsed.command}"), parsed[parsed.command]
     if hasattr(module, "COMMANDS"):
         module.COMMANDS[given.command](**given[given.command].as_dict())

@@ -1,13 +1,16 @@
 """bace run"""
 
 import dataclasses
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from bace.config.parser import Parser
+from bace.config.schema import Config
 from bace.errors import ConfigError
-from bace.progress import bar, tell
+from bace.progress import bar, is_first, launched, tell
 
 
 def command(
@@ -34,12 +37,11 @@ def command(
         force: resume even if run.json was changed.
         print_config: print the settings as YAML and run nothing.
     """
+    from bace import ranks
     from bace.cli.settings import from_file
-    from bace.config.parse import as_yaml, config_from, flatten, method_label
-    from bace.experiments.cells import Cell, is_done
+    from bace.config.parse import as_yaml, config_from, flatten
     from bace.experiments.compare import default_folder
-    from bace.experiments.run import run
-    from bace.experiments.run_folder import is_begun, read_description
+    from bace.experiments.run_folder import read_description
 
     if resume:
         if settings or config or out:
@@ -51,18 +53,53 @@ def command(
         print(as_yaml(chosen), end="")
         return
     folder = resume or out or default_folder(chosen)
+    with ranks.joined(chosen.train.device):
+        if launched():
+            chosen.train.devices = ranks.size()
+        begin_or_continue(chosen, folder, resumed=bool(resume), new=bool(out), force=force)
+    if is_first():
+        show_numbers(folder)
+
+
+def begin_or_continue(chosen: Config, folder: Path, *, resumed: bool, new: bool, force: bool) -> None:
+    """Run in a folder that is resumed, new, or (neither) as it is found."""
+    from bace import ranks
+    from bace.config.parse import method_label
+    from bace.experiments.cells import Cell, is_done
+    from bace.experiments.run import run
+    from bace.experiments.run_folder import is_begun
+
     title = f"{method_label(chosen.method)} on {chosen.benchmark['name']}, seed {chosen.seed}"
     state = ""
-    if not (resume or out) and is_begun(folder):
+    if not (resumed or new) and is_first() and is_begun(folder):
         state = ", finished before" if is_done(Cell(title, folder, chosen)) else ", continued"
+    state, *_ = ranks.texts(state)  # what the first process has found
+    unfinished, begun = state != ", finished before", resumed or bool(state)
+    if unfinished and chosen.train.devices > 1 and not launched():
+        run_in_processes(chosen, folder, force=force, begun=begun)
     tell(f"{title}, kept in {folder}{state}")
-    if state != ", finished before":
+    if unfinished:
         with bar(title) as show:
-            if resume or state:
+            if begun:
                 run(resume=folder, force=force, show=show, tell=tell)
             else:
                 run(chosen, out=folder, show=show, tell=tell)
-    show_numbers(folder)
+
+
+def run_in_processes(config: Config, folder: Path, *, force: bool, begun: bool) -> NoReturn:
+    """Begin or continue the run in as many processes as its settings ask for; those print what there is to print."""
+    from bace.config.parse import as_yaml
+    from bace.experiments.launch import launch
+
+    flags = ["--force"] if force else []
+    if "." in str(config.method["name"]):  # a user's own, and imported here already
+        flags.append("--trust")
+    with tempfile.TemporaryDirectory(prefix="bace-run-") as beside:
+        settings = Path(beside) / "run.yaml"
+        settings.write_text(as_yaml(config), encoding="utf-8")
+        words = ["--resume", str(folder)] if begun else ["--config", str(settings), "--out", str(folder)]
+        status = launch(["run", *words, *flags], config.train.devices)
+    sys.exit(status)
 
 
 def show_numbers(folder: Path) -> None:

@@ -53,6 +53,7 @@ RANGES: dict[str, tuple[float, float]] = {  # the smallest and the largest value
     "train.epochs": (0, math.inf),
     "train.batch_size": (1, math.inf),
     "train.accumulate": (1, math.inf),
+    "train.devices": (1, math.inf),
     "train.replay_ratio": (0, 1),
     "train.lr": (0, math.inf),
     "train.head_lr": (0, math.inf),

@@ -39,6 +39,8 @@ class Training:
         prefetch: the number of batches that a second thread prepares in advance; the default is 2 for an accelerator
             and none for the CPU.
         device: "auto" takes a GPU if there is one.
+        devices: the number of processes that train one run together. Each takes its share of every batch and, if there
+            are any, a GPU of its own. Under torchrun their number is torchrun's (docs/scale.md).
         precision: the precision of the passes through the encoder; weights, head and losses are float32. With float16,
             gradients are scaled, and a step whose gradients overflow is left out. Half precisions are tried first:
             some CPUs report support but crash.
@@ -70,6 +72,7 @@ class Training:
     eval_batch_size: int = 128
     prefetch: int | None = None
     device: str = "auto"
+    devices: int = 1
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     tf32: bool = False
     channels_last: bool = False

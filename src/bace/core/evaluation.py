@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bace import ranks
 from bace.core.method import Method
 from bace.core.stream import Stream, Task
+from bace.data.batch import NO_IDS
 from bace.data.modality import Predicted
 from bace.randomness import generator
 
@@ -43,11 +45,18 @@ def evaluate_seen(method: Method, task: Task, *, lenient: bool = False) -> tuple
 def predict(
     method: Method, examples: Tensor, scorer: str | None = None
 ) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) predicted classes
-    """Predicted classes of all rows of these examples, among all classes seen so far."""
+    """Predicted classes of all rows of these examples, among all classes seen so far. Each process of a run predicts
+    its share of them."""
     method.eval()
     stream = method.stream
-    parts, in_order = stream.bucketed(examples, method.training_settings.eval_batch_size)
-    predicted = torch.cat([method.predict(stream.batch(part), scorer).argmax(1).cpu() for part in parts])
+    size = min(method.training_settings.eval_batch_size, max(-(-len(examples) // ranks.size()), 1))
+    parts, in_order = stream.bucketed(examples, size)
+    with ranks.alone():
+        own = [method.predict(stream.batch(part), scorer).argmax(1).cpu() for part in ranks.dealt(parts)]
+    predicted = torch.cat([NO_IDS, *own])
+    if ranks.several():
+        places = torch.arange(len(stream.rows_of(examples)[0])).split([len(stream.rows_of(part)[0]) for part in parts])
+        predicted = ranks.gather(predicted, torch.cat([NO_IDS, *ranks.dealt(places)]), sum(map(len, places)))
     return stream.rows_of(examples)[0], in_order(predicted)
 
 

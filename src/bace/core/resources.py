@@ -2,6 +2,7 @@
 it."""
 
 import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def bytes_needed(method: Method, tasks: Iterable[int]) -> int:
 def activations(train: Training, examples: int, tokens: int, width: int, blocks: int) -> int:
     """An estimate of the numbers that a training step keeps for its backward pass: those of all trained blocks or, with
     train.recompute, the inputs of all blocks and the rest of one. With train.accumulate, it keeps them for one part of
-    the batch, and the outputs of the other parts."""
+    the batch, and the outputs of the other parts. With train.devices, this is the share of each device."""
+    examples = -(-examples // train.devices)
     part = -(-examples // train.accumulate)
     one = tokens * width * (blocks + ACTIVATIONS if train.recompute else ACTIVATIONS * blocks)
     return part * one + (examples - part) * tokens * width
@@ -98,10 +100,13 @@ def check_resources(method: Method, tasks: Iterable[int]) -> str:
     """A sentence that says how much memory these tasks need; ConfigError if it does not fit into the free memory."""
     needed, cached = bytes_needed(method, tasks), bytes_cached(method)
     free = bytes_free(device := method.stream.device)
-    told = f"{method.title} will need up to {in_words(needed)} for parameters, gradients and optimiser"
+    devices = method.training_settings.devices
+    each = f" on each of {devices} devices" if devices > 1 else ""
+    told = f"{method.title} will need up to {in_words(needed)}{each} for parameters, gradients and optimiser"
     if cached:
         told += f", {in_words(cached)} more for the cached outputs of frozen blocks (backbone.cache)"
-    if free is not None and needed + cached - bytes_kept(method) > free:
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", devices)) if device.type == "cpu" else 1  # processes share its memory
+    if free is not None and here * (needed + cached - bytes_kept(method)) > free:
         raise ConfigError(
             f"{told}, without activations, but only {in_words(free)} are free on {device.type}: use fewer tasks, a "
             "smaller backbone, backbone.adapter or backbone.freeze (frozen parameters are kept once), less "

@@ -1,5 +1,6 @@
 """The tasks that a method learns from, in a stream that refuses what a task may not see."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from bace.data.batch import Batch, View, moved
 from bace.data.modality import Examples, Modality
 from bace.errors import DataError, StreamRefused
 
+COMPARED = 64  # examples whose inputs are part of a stream's fingerprint
 BUCKET = 50  # with bucketing, the examples of this many training batches are sorted by length together
 
 
@@ -151,6 +153,16 @@ class Stream(Sequence[Task]):
             window = order[start : start + BUCKET * size]
             batches += window[torch.argsort(lengths[window], stable=True)].split(size)
         return [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
+
+    def fingerprint(self) -> str:
+        """The same for streams of the same tasks, labels and, as far as a few of them show, examples."""
+        ids = [part for task in self.tasks for part in (task.train, task.valid, task.test)]
+        few = torch.linspace(0, len(self.data) - 1, min(len(self.data), COMPARED)).long()
+        shown = self.data.inputs(few, None, torch.device("cpu")) if len(few) else {}
+        digest = hashlib.blake2b(repr((self.names, list(map(len, ids)), sorted(shown))).encode(), digest_size=16)
+        for tensor in (self.targets, *ids, *(shown[name] for name in sorted(shown))):
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
 
     # -- access
 

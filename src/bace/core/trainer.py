@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bace import ranks
 from bace.config.schema import Config
 from bace.core import metrics
-from bace.core.checkpoint import as_saved, method_state, take_state, understood
+from bace.core.checkpoint import as_saved, fingerprints, method_state, take_state, understood
 from bace.core.evaluation import evaluate_seen, transfer
 from bace.core.loss_log import LossLog
 from bace.core.method import Method
@@ -90,6 +91,7 @@ class Trainer:
         stopping: Callable[[], int | None] = lambda: None,
         studies: Mapping[str, Study] | None = None,
     ) -> None:
+        ranks.check_count(config.train.devices)
         self.method, self.stream, self.config = method, stream, config
         self.log, self.save, self.show, self.tell, self.stopping = log, save, show, tell, stopping
         self.studies = studies or {}
@@ -106,6 +108,7 @@ class Trainer:
 
     def run(self) -> Results:
         """Learn all tasks, from the current position on."""
+        self.check_ranks()
         for task in self.stream[self.now.tasks_done :]:
             self.learn(task)
             self.evaluate(task)
@@ -219,6 +222,7 @@ class Trainer:
             assert optimiser is not None
             optimiser.zero_grad(set_to_none=True)
             self.scaler.scale(functools.reduce(torch.add, terms.values())).backward()
+            ranks.average(parameters)
             self.scaler.unscale_(optimiser)
             method.before_step(batch)
             if clip := self.config.train.clip if stage.clip is None else stage.clip:
@@ -371,13 +375,21 @@ class Trainer:
         every, minutes = self.config.checkpoint.every, self.config.checkpoint.minutes
         due = due or bool(every and self.steps_since_save >= every)
         due = due or bool(minutes and time.monotonic() - self.saved_at >= 60 * minutes)
-        signal = self.stopping()
-        if self.save is not None and (due or signal):
+        signal, now_due = ranks.agree(self.stopping() or 0, due)  # all ranks save, or stop, at the same step
+        if self.save is not None and (now_due or signal):
             self.tick()
-            self.save(*self.state())
+            tensors, state = self.state()
+            self.check_ranks(tensors)
+            self.save(tensors, state)
             self.steps_since_save, self.saved_at = 0, time.monotonic()
         if signal:
             raise Stopped(signal)
+
+    def check_ranks(self, tensors: dict[str, Tensor] | None = None) -> None:
+        """Refuse to go on if the processes of the run differ in stream, position, memory or weights (`state`)."""
+        if ranks.several():
+            found = fingerprints(self.state()[0] if tensors is None else tensors)
+            ranks.check_same({"stream": self.stream.fingerprint(), "position": repr(self.now.state()), **found})
 
     def spent(self) -> tuple[float, float]:
         """Seconds on the clock, and passes of examples through the run's encoders, up to now."""
@@ -387,7 +399,7 @@ class Trainer:
         """Add what was spent since the last time."""
         before, self.clock = self.clock, self.spent()
         self.results.seconds += self.clock[0] - before[0]
-        self.results.passes += self.clock[1] - before[1]
+        self.results.passes += float(ranks.total(torch.tensor(self.clock[1] - before[1], dtype=torch.float64)))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the rest of the run depends on."""

@@ -63,6 +63,20 @@ class Batch:
             inputs = {key: value[:, :length] for key, value in inputs.items()}
         return Batch(inputs, self.targets[rows], self.examples[examples.cpu()], self.rows[rows], at)
 
+    def part(self, examples: slice) -> tuple["Batch", slice | Tensor]:
+        """These examples with all their rows, padded as they are, and which of the batch's rows those are."""
+        inputs = {key: value[examples] for key, value in self.inputs.items()}
+        if isinstance(self.inputs, Keyed):
+            inputs = Keyed(inputs, self.inputs.keys_of_examples[examples])
+        rows: slice | Tensor = examples
+        at = None
+        if self.at is not None:
+            owner = self.at[:, 0]
+            rows = ((owner >= examples.start) & (owner < examples.stop)).nonzero()[:, 0]
+            at = self.at[rows] - torch.tensor([examples.start, 0], device=self.at.device)
+        ids = self.rows[rows.cpu() if isinstance(rows, Tensor) else rows]
+        return Batch(inputs, self.targets[rows], self.examples[examples], ids, at), rows
+
     @staticmethod
     def cat(first: "Batch", second: "Batch | None") -> "Batch":
         """Both batches as one, so that the network is passed once; texts are padded to the longer of the two."""

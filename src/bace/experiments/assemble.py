@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
+from bace import ranks
 from bace.config.schema import Config
 from bace.core.memory import Memory
 from bace.core.method import Method
@@ -100,6 +102,7 @@ def attach(
     method.fresh_model = lambda: model_of(load_backbone(config))
     method.model = method.build(model_of(encoder))
     check_pieces(method, config.train.accumulate)
+    check_batch_norms(method)
     method.to(device)
     for memory in method.memories():
         memory.cpu()  # ids, not numbers to compute with
@@ -118,6 +121,16 @@ def check_pieces(method: Method, pieces: int) -> None:
         raise ConfigError(
             f"{method.title} cannot read a batch in parts (train.accumulate is {pieces}): use train.recompute, or a "
             "smaller train.batch_size"
+        )
+
+
+def check_batch_norms(method: Method) -> None:
+    """Refuse layers that take means over a batch, of which each of several processes passes only a share."""
+    norms = [name for name, module in method.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if norms and ranks.size() > 1:
+        raise ConfigError(
+            f"{method.title} with this backbone cannot be trained by several processes (train.devices): '{norms[0]}' "
+            "takes means over a batch, and each process would take those of its own share. Use one device"
         )
 
 

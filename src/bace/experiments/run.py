@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bace import ranks
 from bace.config.parse import config_from, import_named_method
 from bace.config.schema import Config
 from bace.core import checkpoint, metrics
@@ -30,7 +32,7 @@ from bace.experiments.assemble import assemble
 from bace.experiments.run_folder import CHECKPOINTS, Confusion, Description, Metrics
 from bace.methods import find_method
 from bace.models.frozen_prefix import PrefixCaches
-from bace.progress import Show, Tell
+from bace.progress import Show, Tell, is_first, launched
 from bace.studies import STUDIES, Study
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
@@ -97,18 +99,24 @@ def run(
         tell: called with a line before training (how much memory it will take) and after each task (its scores and
             the time that is left): `tell=print`.
     """
+    begun = None
     if resume is not None:
         if config is not None or settings or out is not None:
             raise ConfigError("a resumed run keeps its own settings: give `resume` alone")
-        begun = run_folder.read_description(Path(resume))
-        return _run_in(Path(resume), begun.settings(trust=trust), show, tell, caches, begun, force=force)
+        begun, out = run_folder.read_description(Path(resume)), resume
+        config = begun.settings(trust=trust)
     if not isinstance(config, Config):
         given = {**(config or {}), **settings}
         import_named_method(given)
         config = config_from(given)
-    if out is None:
-        return _finish(_trainer(config, tell, caches, show=show), None)
-    return _run_in(Path(out), config, show, tell, caches)
+    with ranks.joined(config.train.device):
+        if launched():
+            config = dataclasses.replace(config, train=dataclasses.replace(config.train, devices=ranks.size()))
+        if not is_first():
+            show, tell = None, lambda line: None
+        if out is None:
+            return _finish(_trainer(config, tell, caches, show=show), None)
+        return _run_in(Path(out), config, show, tell, caches, begun, force=force)
 
 
 def _run_in(
@@ -121,29 +129,21 @@ def _run_in(
     *,
     force: bool = False,
 ) -> Result:
-    """Run in a folder, which nobody else may use at the same time; or resume the run that was `begun` in it."""
-    if begun is None and run_folder.is_in_use(folder):
-        raise ConfigError(f"run folder '{folder}' is already in use: choose another --out, or continue with --resume")
-    if begun and (folder / CHECKPOINTS).is_symlink():
-        raise ConfigError(f"'{folder / CHECKPOINTS}' is a symbolic link, and nothing is written through one")
-    if begun and run_folder.is_finished(folder):
-        raise ConfigError(f"the run in '{folder}' is finished: there is nothing to resume")
-    with run_folder.locked(folder), stop_signals() as stopping:
-        if run_folder.is_finished(folder) if begun else run_folder.is_in_use(folder):  # since we looked
-            raise InUse(f"run folder '{folder}' was already in use by another process a moment ago: try again")
+    """Run in a folder, which nobody else may use at the same time; or resume the run that was `begun` in it. Of several
+    ranks, the first holds the folder and writes."""
+    with _held(folder, begun) if is_first() else nullcontext(), stop_signals() as stopping:
         if begun and begun.threads and not config.train.threads:
             torch.set_num_threads(begun.threads)
-        log = run_folder.Log(folder)
+        log = run_folder.Log(folder) if is_first() else None
 
         def save(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-            state = {**state, **log.so_far(), "run": described.as_json()}
-            checkpoint.save(folder / CHECKPOINTS, tensors, state, keep=max(1, config.checkpoint.keep))
+            if log:
+                state = {**state, **log.so_far(), "run": described.as_json()}
+                checkpoint.save(folder / CHECKPOINTS, tensors, state, keep=max(1, config.checkpoint.keep))
 
         trainer = _trainer(config, tell, caches, log=log, save=save, show=show, stopping=stopping)
-        if begun:
-            described = begun
-        else:
-            described = describe(config, trainer.stream)
+        described = begun or describe(config, trainer.stream)
+        if log and not begun:
             run_folder.write_description(folder, described)
         found = run_folder.read_checkpoint(folder, described, force=force) if begun else None
         if found is not None:
@@ -151,8 +151,9 @@ def _run_in(
             with checkpoint.understood(f"the checkpoint of the run in '{folder}'"):
                 if trainer.now.tasks_done == len(trainer.stream):
                     summary(trainer.results, trainer.stream, config)  # what was measured can be summed up
-                log.cut(found[1]["log"], found[1].get("log_sha256"))
-        else:
+                if log:
+                    log.cut(found[1]["log"], found[1].get("log_sha256"))
+        elif log:
             log.cut(0)
             log({"event": "start", "needed": bytes_needed(trainer.method, range(len(trainer.stream)))})
         try:
@@ -161,8 +162,24 @@ def _run_in(
             raise Stopped(stopped.signal, folder) from None
 
 
+@contextlib.contextmanager
+def _held(folder: Path, begun: Description | None) -> Iterator[None]:
+    """The lock of a folder that is new or, if a run was `begun` in it, can be continued."""
+    if begun is None and run_folder.is_in_use(folder):
+        raise ConfigError(f"run folder '{folder}' is already in use: choose another --out, or continue with --resume")
+    if begun and (folder / CHECKPOINTS).is_symlink():
+        raise ConfigError(f"'{folder / CHECKPOINTS}' is a symbolic link, and nothing is written through one")
+    if begun and run_folder.is_finished(folder):
+        raise ConfigError(f"the run in '{folder}' is finished: there is nothing to resume")
+    with run_folder.locked(folder):
+        if run_folder.is_finished(folder) if begun else run_folder.is_in_use(folder):  # since we looked
+            raise InUse(f"run folder '{folder}' was already in use by another process a moment ago: try again")
+        yield
+
+
 def _trainer(config: Config, tell: Tell, caches: PrefixCaches | None, **callbacks: Any) -> Trainer:
-    method, stream = assemble(config, caches)
+    with ranks.first_goes_first():
+        method, stream = assemble(config, caches)
     tell(check_resources(method, range(len(stream))))
     forget_peak(stream.device)
     studies: dict[str, Study] = {name: STUDIES[name] for name in config.studies}
@@ -175,8 +192,9 @@ def _finish(trainer: Trainer, folder: Path | None) -> Result:
     trainer.tick()
     studies = trainer.findings()
     numbers = summary(results, trainer.stream, trainer.config)
-    if folder is not None:
+    if folder is not None and is_first():
         run_folder.write_results(folder, results.matrix, numbers, studies)
+    ranks.wait()
     return Result(numbers.as_json(), results.matrix, folder, trainer.method, studies)
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bace import ranks
 from bace.core.method import Card, Method, Passes
 from bace.core.stage import Stage
 from bace.core.stream import Task
@@ -72,7 +73,7 @@ class AGEM(Method):
         logits = self.model(reference, name="reference").logits
         loss = F.cross_entropy(logits[labelled], reference.targets[labelled])
         # without backward(), because .grad holds g
-        g_ref = torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True)
+        g_ref = ranks.mean(torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True))
         project([p.grad for p in moving if p.grad is not None], g_ref)
 
     def reference(self) -> Batch | None:

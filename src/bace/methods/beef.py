@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bace import ranks
 from bace.core.method import Card, Passes
 from bace.core.stage import Loss, Stage
 from bace.core.stream import Task
@@ -232,7 +233,7 @@ class BEEF(ER):
             moved = dataclasses.replace(batch, inputs=inputs)
             u, beyond = self.head.expansion(self.model(moved, newest=True).features)
             log_mass = beyond.logsumexp(1) - torch.cat([u, beyond], 1).logsumexp(1)  # (rows,), each its own
-            (gradient,) = torch.autograd.grad(log_mass.sum(), x)
+            (gradient,) = ranks.mean(torch.autograd.grad(log_mass.sum(), x))
             noise = torch.randn(x.shape, generator=rng, dtype=x.dtype).to(x.device)
             inputs = {**inputs, key: x.detach() - self.energy_lr * gradient + self.energy_noise * noise}
         self.model.train(training)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
+from bace import ranks
 from bace.core.method import Card, Passes
 from bace.core.optimiser import OPTIMISERS
 from bace.core.stage import Loss
@@ -115,7 +116,7 @@ class HAL(ER):
         """mean_e sum_c (z_theta(e) - z_theta^(e))_c^2, where theta^ = theta - lr g and g = d loss / d theta is held
         constant. No parameter and no `.grad` is touched."""
         theta = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        g = torch.autograd.grad(loss, list(theta.values()), retain_graph=True, materialize_grads=True)
+        g = ranks.mean(torch.autograd.grad(loss, list(theta.values()), retain_graph=True, materialize_grads=True))
         ahead = {name: p - self.now.lr * d for (name, p), d in zip(theta.items(), g, strict=True)}
         batch = self.as_batch(self.anchors, self.anchor_masks, self.anchor_targets)
         # both passes have one name and so the same dropout: only the parameters make the difference
@@ -151,7 +152,7 @@ class HAL(ER):
         later = self.hindsight(task)
         for _ in range(self.anchor_steps):
             objective = self.objective(self.as_batch(moved, masks, targets), later)
-            (moved.grad,) = torch.autograd.grad(objective.sum(), moved)  # each anchor gets the gradient of its own term
+            (moved.grad,) = ranks.mean(torch.autograd.grad(objective.sum(), moved))  # each anchor's of its own term
             optimiser.step()
             moved.data = self.model.encoder.clamp(moved.data)
         self.anchor_targets = torch.cat([self.anchor_targets, targets])
@@ -179,6 +180,7 @@ class HAL(ER):
             batch = self.stream.batch(drawn, view=self.now.view(step))
             optimiser.zero_grad()
             F.cross_entropy(later(batch).logits, batch.targets).backward()
+            ranks.average(later.parameters())
             optimiser.step()
         return later
 

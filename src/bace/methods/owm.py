@@ -22,6 +22,7 @@ from bace.models.adapters import own_adapters
 from bace.models.encoder import freeze_prefix
 from bace.models.heads import LinearHead
 from bace.models.model import Model
+from bace.models.share import Share
 from bace.randomness import generator
 
 
@@ -145,14 +146,15 @@ def mean_inputs(layers: list[nn.Module], batch: Batch) -> Iterator[list[Tensor]]
     """The inputs of each layer in a pass of this batch, (inputs, positions) each: at every token position the mean over
     the examples (without padding), normalised to length 1, so that one ridge suits all layers."""
     found: dict[int, Tensor] = {}
-    real = batch.inputs.get("attention_mask")  # (examples, tokens)
+    real, share = batch.inputs.get("attention_mask"), Share(batch)  # (examples, tokens)
 
     def note(i: int) -> Any:
         def hook(layer: nn.Module, arguments: tuple[Tensor]) -> None:
-            x = arguments[0].detach().float()  # (examples, tokens, inputs); the head's: (examples, inputs)
+            x = arguments[0].detach().float()  # (passed examples, tokens, inputs); the head's: (examples, inputs)
             if x.ndim == 3 and real is not None:
-                x = x * real[:, :, None]
-            found[i] = F.normalize(x.sum(0).double().view(-1, x.shape[-1]).T, dim=0)  # the mean up to its length
+                x = x * share.own(real)[:, :, None]
+            total = share.sum(x) if x.ndim == 3 else x.sum(0)
+            found[i] = F.normalize(total.double().view(-1, x.shape[-1]).T, dim=0)  # the mean up to its length
 
         return hook
 

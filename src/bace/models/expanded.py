@@ -12,6 +12,7 @@ from bace.data.batch import Batch
 from bace.models.encoder import Encoder
 from bace.models.heads import WideningHead
 from bace.models.model import Branch, Model, Output, read_rows
+from bace.models.share import Share
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -90,14 +91,18 @@ class Forked(Model):
         self.others.append(tip)
 
     def branches(self, batch: Batch, taps: bool) -> Iterator[Branch]:
-        hidden, mask = self.encoder.embed(batch.inputs)
+        share = Share(batch)
+        own = share.batch
+        hidden, mask = self.encoder.embed(own.inputs)
         tapped = []
         for block in self.encoder.blocks[:-1]:
             hidden = self.encoder.run_block(block, hidden, mask)
-            tapped.append(hidden)
+            if taps:
+                tapped.append(share.of_all_examples(hidden))
         for block, norm in self.tips:
             end = self.encoder.run_block(block, hidden, mask)
-            yield self.encoder.rows(norm(end), batch.inputs, batch.at), (*tapped, end) if taps else ()
+            rows = share.of_all_rows(self.encoder.rows(norm(end), own.inputs, own.at))
+            yield rows, (*tapped, share.of_all_examples(end)) if taps else ()
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

@@ -9,9 +9,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bace import ranks
 from bace.data.batch import Batch
 from bace.models.encoder import Encoder
 from bace.models.heads import Head
+from bace.models.share import Share
 from bace.randomness import derive, dropout_drawn_from
 
 Branch = tuple[Tensor, Sequence[Tensor]]  # (rows, width), and (examples, tokens, width) for each block if asked for
@@ -64,7 +66,8 @@ class Model(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # (rows, width), taps
         if self.dropout_seed is None or not (self.training and self.has_dropout):
             return self._read(branches, batch)
-        with dropout_drawn_from(derive(self.dropout_seed(), name)):
+        rank = (ranks.index(),) if ranks.several() else ()  # each rank drops of its own share
+        with dropout_drawn_from(derive(self.dropout_seed(), name, *rank)):
             return self._read(branches, batch)
 
     def _read(self, branches: Iterable[Branch], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -78,8 +81,9 @@ class Model(nn.Module):
 
 
 def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
-    """The features of a batch's rows from one encoder."""
-    read = functools.partial(_read_examples, encoder, taps)
+    """The features of a batch's rows from one encoder. Every process of the run passes its share of them."""
+    read, share = functools.partial(_read_examples, encoder, taps), Share(batch)
+    batch = share.batch
     if encoder.pieces == 1 or not torch.is_grad_enabled():
         hidden, tapped = read(batch.inputs)
     else:
@@ -88,7 +92,8 @@ def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
         outputs = [encoder.again(read, dict(zip(batch.inputs, piece, strict=True))) for piece in pieces]
         parts, taps_of_parts = zip(*outputs, strict=True)
         hidden, tapped = torch.cat(parts), [torch.cat(block) for block in zip(*taps_of_parts, strict=True)]
-    return encoder.rows(hidden, batch.inputs, batch.at), tapped
+    rows = encoder.rows(hidden, batch.inputs, batch.at)
+    return share.of_all_rows(rows), [share.of_all_examples(tap) for tap in tapped]
 
 
 def _read_examples(encoder: Encoder, taps: bool, inputs: dict[str, Tensor]) -> Branch:

@@ -20,6 +20,7 @@ from bace.models.encoder import Encoder, freeze_prefix
 from bace.models.heads import Head
 from bace.models.model import Model, Output
 from bace.models.prefix_attention import Prefix
+from bace.models.share import Share
 
 
 class PromptPool(nn.Module):
@@ -80,15 +81,17 @@ class PromptedModel(QueryingModel):
 
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False, chosen: Tensor | None = None) -> Output:
         """One pass. `chosen`, (top,), are prompts that every input must take; default: those with the nearest keys."""
-        hidden, mask, query = self.query(batch)
-        cosines = self.pool.cosines(query)
+        share = Share(batch)
+        hidden, mask, query = self.query(share.batch)
+        cosines = self.pool.cosines(share.of_all_examples(query))
         index = self.choose(cosines.detach()) if chosen is None else chosen.expand(len(cosines), -1)
-        prompts = self.pool.prompts[index].flatten(1, 2)  # (examples, top * length, width)
+        prompts = self.pool.prompts[share.own(index)].flatten(1, 2)  # (examples, top * length, width)
         count = prompts.shape[1]
         with self.low_precision(batch):
             out, tapped = self.encoder.run(*put_before(prompts, hidden, mask), taps=taps)
-        features = self.full(out[:, :count]).mean(1)
-        return Output(features, self.head(features), tuple(tapped), cosines.gather(1, index))
+        features = share.of_all_examples(self.full(out[:, :count]).mean(1))
+        taps_of_all = tuple(share.of_all_examples(tap) for tap in tapped)
+        return Output(features, self.head(features), taps_of_all, cosines.gather(1, index))
 
     def choose(
         self,
@@ -122,12 +125,16 @@ class PrefixedModel(QueryingModel):
         self.prompts = prompts
 
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False) -> Output:
-        hidden, mask, query = self.query(batch)
+        share = Share(batch)
+        own = share.batch
+        hidden, mask, query = self.query(own)
         prefixes, match = self.prompts(query)
         with self.low_precision(batch):
             out, tapped = self.encoder.run(hidden, mask, taps=taps, prefixes=prefixes)
-            features = self.full(self.encoder.rows(out, batch.inputs, batch.at))
-        return Output(features, self.head(features), tuple(tapped), match)
+            features = share.of_all_rows(self.full(self.encoder.rows(out, own.inputs, own.at)))
+        taps_of_all = tuple(share.of_all_examples(tap) for tap in tapped)
+        match = None if match is None else share.of_all_examples(match)
+        return Output(features, self.head(features), taps_of_all, match)
 
 
 class Prompts(nn.Module):

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bace import ranks
 from bace.core.stream import Stream
 from bace.data.batch import NO_IDS, Batch
 from bace.models.model import Model
@@ -35,7 +36,7 @@ def fisher_diagonal(
 
     total = {name: torch.zeros_like(value) for name, value in theta.items()}
     at_once = max(ROOM // sum(value.numel() for value in theta.values()), 1)
-    for part in rows.split(min(at_once, 128)):
+    for part in ranks.dealt(rows.split(min(at_once, 128))):  # gradients of rows add up over parts, and over ranks
         batch = stream.rows(part)
         inputs, at = dict(batch.inputs), None
         if batch.at is not None:  # the sentence of each word, and its position in it
@@ -43,9 +44,9 @@ def fisher_diagonal(
             at = (batch.at * torch.tensor([0, 1], device=batch.at.device))[:, None]  # (rows, 1, 2)
         each = (None, 0, 0, None if at is None else 0)
         # over rows, fused attention cannot be vectorised and no text can be looked up
-        with sdpa_kernel(SDPBackend.MATH), model.encoder.uncached():
+        with sdpa_kernel(SDPBackend.MATH), model.encoder.uncached(), ranks.alone():
             gradients = vmap(grad(row_loss), in_dims=each)(theta, inputs, batch.targets, at)
         model.encoder.passes.total += 3 * (len(part) - 1)  # vectorised, they look like one
         for name, gradient in gradients.items():
             total[name] += gradient.square().sum(0)
-    return {name: value / len(rows) for name, value in total.items()}
+    return {name: ranks.total(value) / len(rows) for name, value in total.items()}
