@@ -161,6 +161,8 @@ class Learner:
             )
         if config.studies:
             raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
+        if config.log:
+            raise ConfigError("a Learner logs to logging.getLogger('bace') and to its history_: leave out log")
         tasks = [*self.tasks, [name for name in table.names if name not in known]]
         encoder = self.method.model.encoder if self.method else load_backbone(config)
         stream = self._stream(table, tasks, config, encoder)

@@ -25,7 +25,7 @@ from bace.core.resources import bytes_needed, check_resources, forget_peak, peak
 from bace.core.stream import Stream
 from bace.core.trainer import Results, Trainer
 from bace.errors import ConfigError, InUse, Stopped
-from bace.experiments import run_folder
+from bace.experiments import loggers, run_folder
 from bace.experiments.assemble import assemble
 from bace.experiments.run_folder import CHECKPOINTS, Confusion, Description, Metrics
 from bace.methods import find_method
@@ -107,6 +107,8 @@ def run(
         import_named_method(given)
         config = config_from(given)
     if out is None:
+        if config.log:
+            raise ConfigError(f"logging to {', '.join(config.log)} needs a run folder: name one with `out`")
         return _finish(_trainer(config, tell, caches, show=show), None)
     return _run_in(Path(out), config, show, tell, caches)
 
@@ -154,11 +156,28 @@ def _run_in(
                 log.cut(found[1]["log"], found[1].get("log_sha256"))
         else:
             log.cut(0)
-            log({"event": "start", "needed": bytes_needed(trainer.method, range(len(trainer.stream)))})
-        try:
-            return _finish(trainer, folder)
-        except Stopped as stopped:
-            raise Stopped(stopped.signal, folder) from None
+        with loggers.opened(config.log, folder, described) as others:
+            if others is not None:
+                trainer.log = functools.partial(_to_both, trainer, log, others)
+                trainer.clock = trainer.spent()
+            if found is None:
+                needed = bytes_needed(trainer.method, range(len(trainer.stream)))
+                trainer.log({"event": "start", "needed": needed})
+            try:
+                result = _finish(trainer, folder)
+            except Stopped as stopped:
+                raise Stopped(stopped.signal, folder) from None
+            if others is not None:
+                others.close(result.metrics)
+            return result
+
+
+def _to_both(trainer: Trainer, log: run_folder.Log, others: loggers.Loggers, event: dict[str, Any]) -> None:
+    """The time that other loggers take is not counted as the method's."""
+    log(event)
+    trainer.tick()
+    others(event)
+    trainer.clock = trainer.spent()
 
 
 def _trainer(config: Config, tell: Tell, caches: PrefixCaches | None, **callbacks: Any) -> Trainer:
