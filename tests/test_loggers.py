@@ -3,6 +3,7 @@ asked with their own readers."""
 
 import json
 import struct
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,9 +195,13 @@ def test_what_cannot_be_logged_is_said(tiny: Any, tmp_path: Path, monkeypatch: p
         bace.run(tiny.settings("image", method="ER", log=["wandb"]))
     with pytest.raises(ConfigError, match="log"):
         bace.run(tiny.settings("image", method="ER", log=["paper"]), out=tmp_path / "run")
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"bace-cil\[wandb\]"):
         bace.run(tiny.settings("image", method="ER", log=["wandb"]), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://here")
+    with pytest.raises(ConfigError, match="the log of mlflow cannot be opened"):
+        bace.run(tiny.settings("image", method="ER", log=["mlflow"]), out=tmp_path / "run")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / LOGGED).write_text("nonsense\n")
     (tmp_path / "other" / "log.jsonl").write_text("")

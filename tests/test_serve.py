@@ -363,6 +363,19 @@ def test_more_than_may_wait_is_refused() -> None:
     batcher.close()
 
 
+def test_a_request_that_nobody_waits_for_any_more_is_left_out() -> None:
+    model, batcher = Slow(), Batcher(8)
+    first = batcher.submit(model.predict, [0])
+    assert model.busy.wait(30)
+    gone, last = batcher.submit(model.predict, [1, 1]), batcher.submit(model.predict, [2])
+    assert gone.cancel()
+    model.go.set()
+    assert (first.result(30), last.result(30)) == ([0], [4])
+    assert batcher.submit(model.predict, [3]).result(30) == [6]
+    batcher.close()
+    assert (model.passed, batcher.waiting) == ([1, 1, 1], 0)
+
+
 # -- another model in the folder
 
 

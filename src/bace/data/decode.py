@@ -160,7 +160,8 @@ def _stack_equal(
     def decode_all() -> Iterator[npt.NDArray[np.uint8]]:
         items = enumerate(pictures)
         while ahead := list(islice(items, 32 * workers)):  # bounds what is read ahead
-            for block in pool.map(decode, [ahead[i : i + 32] for i in range(0, len(ahead), 32)]):
+            blocks = [ahead[i : i + 32] for i in range(0, len(ahead), 32)]
+            for block in pool.map(decode, blocks) if len(blocks) > 1 else map(decode, blocks):
                 yield from block
 
     # Pillow decodes and resizes without the interpreter lock, so threads help; a job for each small picture would not.

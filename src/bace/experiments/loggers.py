@@ -5,6 +5,7 @@ sink once: logged.jsonl counts them. A resumed run tells the events since its la
 """
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from bace.config.schema import LoggerName
 from bace.core.metrics import MEASURES
 from bace.errors import ConfigError, one_line
 from bace.experiments.run_folder import LOG, Description
-from bace.files import is_number, open_own, parse_json
+from bace.files import is_number, open_own, parse_json, write_whole
 
 LOGGED = "logged.jsonl"  # the identity of the logged run, then a line for each event that was logged
 PROJECT = "bace"  # in which runs are, unless the library's own variable says otherwise
@@ -52,10 +53,8 @@ class Sink:
 
 def tensorboard(folder: Path, run: Description, name: str) -> Sink:
     """Event files in the folder `tensorboard` of the run."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise missing("tensorboard") from error
+    from torch.utils.tensorboard import SummaryWriter
+
     new = not (folder / "tensorboard").exists()
     writer = SummaryWriter(str(folder / "tensorboard"))
     if new:
@@ -76,10 +75,8 @@ def tensorboard(folder: Path, run: Description, name: str) -> Sink:
 
 def wandb(folder: Path, run: Description, name: str) -> Sink:
     """A run in the folder `wandb` of the run, offline unless WANDB_MODE says otherwise."""
-    try:
-        import wandb as library
-    except ImportError as error:
-        raise missing("wandb") from error
+    import wandb as library
+
     offline = os.environ.get("WANDB_MODE", "offline") == "offline"
     opened = library.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -107,17 +104,16 @@ def wandb(folder: Path, run: Description, name: str) -> Sink:
 
 def mlflow(folder: Path, run: Description, name: str) -> Sink:
     """A run in mlflow.db of the run folder, or where MLFLOW_TRACKING_URI says."""
-    try:
-        from mlflow.entities import Metric, Param
-        from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        raise missing("mlflow") from error
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
+
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every table that it makes
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder.resolve() / 'mlflow.db'}"))
     project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     found = client.get_experiment_by_name(project)
-    experiment = found.experiment_id if found else client.create_experiment(project)
+    place = None if "MLFLOW_TRACKING_URI" in os.environ else (folder.resolve() / "mlartifacts").as_uri()
+    experiment = found.experiment_id if found else client.create_experiment(project, artifact_location=place)
     before = client.search_runs([experiment], f"tags.`bace.id` = '{name}'")
     if before:
         number = before[0].info.run_id
@@ -148,6 +144,20 @@ LOGGERS: dict[LoggerName, Callable[[Path, Description, str], Sink]] = {
 }
 
 
+PACKAGES: dict[LoggerName, tuple[str, ...]] = {
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+}
+
+
+def check(names: Sequence[LoggerName]) -> None:
+    """Refuse loggers whose packages are not there, before a run begins."""
+    for name in names:
+        if not all(map(importlib.util.find_spec, PACKAGES[name])):
+            raise ConfigError(f"logging to {name} needs more packages: pip install 'bace-cil[{name}]'")
+
+
 class Loggers:
     """All loggers of a run: called with each event, and at the end with the metrics."""
 
@@ -156,12 +166,13 @@ class Loggers:
         name, self.logged = identity(folder / LOGGED)
         self.count = open_own(folder / LOGGED, "a")
         self.sinks: list[Sink] = []
-        try:
-            for logger in names:
+        for logger in names:
+            try:
                 self.sinks.append(LOGGERS[logger](folder, run, name))
-        except BaseException:
-            self.close(None)
-            raise
+            except Exception as error:  # libraries raise many kinds
+                self.close(None)
+                why = f"the log of {logger} cannot be opened ({one_line(error)})"
+                raise ConfigError(f"{why}: put it right and continue with --resume") from error
 
     def __call__(self, event: dict[str, Any]) -> None:
         self.told[event["event"]] += 1
@@ -252,10 +263,5 @@ def identity(path: Path) -> tuple[str, int]:
                 return name, max(numbers, default=0)
         raise ConfigError(f"'{path}' is damaged: delete it, and the run is logged anew from where it is")
     name = secrets.token_hex(8)
-    with open_own(path, "w") as file:
-        file.write(json.dumps({"id": name}) + "\n")
+    write_whole(path, json.dumps({"id": name}) + "\n")
     return name, 0
-
-
-def missing(package: str) -> ConfigError:
-    return ConfigError(f"logging to {package} needs more packages: pip install 'bace-cil[{package}]'")

@@ -124,6 +124,7 @@ def _run_in(
     force: bool = False,
 ) -> Result:
     """Run in a folder, which nobody else may use at the same time; or resume the run that was `begun` in it."""
+    loggers.check(config.log)
     if begun is None and run_folder.is_in_use(folder):
         raise ConfigError(f"run folder '{folder}' is already in use: choose another --out, or continue with --resume")
     if begun and (folder / CHECKPOINTS).is_symlink():

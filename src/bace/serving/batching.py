@@ -65,16 +65,25 @@ class Batcher:
                 try:
                     ahead = self.jobs.get_nowait()
                 except queue.Empty:
-                    self._answer(together)
+                    self._answer(self._wanted(together))
                     ahead = self.jobs.get()
                     break
                 if ahead is None or ahead.predict != together[0].predict or total + len(ahead.examples) > self.most:
-                    self._answer(together)
+                    self._answer(self._wanted(together))
                     break
                 together.append(ahead)
                 total += len(ahead.examples)
 
+    def _wanted(self, jobs: list[Job]) -> list[Job]:
+        """The jobs whose answers somebody still waits for; from now on they cannot be cancelled."""
+        wanted = [job for job in jobs if job.answers.set_running_or_notify_cancel()]
+        with self.lock:
+            self.waiting -= sum(len(job.examples) for job in jobs if job not in wanted)
+        return wanted
+
     def _answer(self, jobs: list[Job]) -> None:
+        if not jobs:
+            return
         examples = [example for job in jobs for example in job.examples]
         try:
             answers = list(jobs[0].predict(examples))

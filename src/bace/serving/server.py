@@ -186,14 +186,16 @@ def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple
     @app.get("/classes", response_model=None, responses={200: {"model": Classes}})
     async def classes() -> dict[str, Any]:
         """The classes that the model knows, and what a request may hold."""
-        return {**watched.model.facts, "classes": watched.model.learner.classes_, "limits": vars(limits)}
+        model = watched.model  # once: it may be exchanged
+        return {**model.facts, "classes": model.learner.classes_, "limits": vars(limits)}
 
     @app.get("/health", response_model=None, responses={200: {"model": Health}})
     async def health() -> dict[str, Any]:
         """Whether the server answers, with which model, and what it has done so far."""
         counted = {name: getattr(batcher, name) for name in ("requests", "examples", "batches", "waiting")}
-        known = len(watched.model.learner.classes_)
-        return {"status": "ok", "problem": watched.problem, **watched.model.facts, "classes": known, **counted}
+        model = watched.model
+        known = len(model.learner.classes_)
+        return {"status": "ok", "problem": watched.problem, **model.facts, "classes": known, **counted}
 
     return app
 
