@@ -155,7 +155,12 @@ def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     add_refusals(app)
     add_pages(app)
+    add_predictions(app, watched, batcher, limits)
+    add_facts(app, watched, batcher, limits)
+    return app
 
+
+def add_predictions(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits) -> None:
     @app.post(
         "/predict",
         response_model=None,
@@ -183,6 +188,8 @@ def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple
         answers = [model.answer(each, reject, top) for each in found]
         return JSONResponse({"version": model.version, "predictions": answers})
 
+
+def add_facts(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits) -> None:
     @app.get("/classes", response_model=None, responses={200: {"model": Classes}})
     async def classes() -> dict[str, Any]:
         """The classes that the model knows, and what a request may hold."""
@@ -196,8 +203,6 @@ def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple
         model = watched.model
         known = len(model.learner.classes_)
         return {"status": "ok", "problem": watched.problem, **model.facts, "classes": known, **counted}
-
-    return app
 
 
 def add_refusals(app: FastAPI) -> None:
