@@ -63,14 +63,14 @@ class Page:
             self.loaded = True
         return message
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Show a file on a screen of this width in the theme the reader prefers, and wait until it is drawn."""
+    def open(self, path: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Show a file or a URL on a screen of this width in the theme the reader prefers; wait until it is drawn."""
         phone = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.complaints, self.loaded = [], False
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         while not self.loaded:
             self.read()
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from bace.data.decode import PictureOptions
 from bace.data.modalities import MODALITIES
 from bace.data.modalities.token import Span, Token
 from bace.data.modality import Modality, Table
+from bace.data.scores import per_class_accuracy
 from bace.data.settings import data_settings
 from bace.data.table import as_inputs, from_arrays, from_records, read
 from bace.errors import CheckpointError, ConfigError, DataError
@@ -125,6 +127,11 @@ class Learner:
         groups = Counter(group for memory in self.method.memories() for group in memory.group.tolist())
         return {name: groups[group] for group, name in enumerate(self.classes_)}
 
+    @property
+    def memory_bytes_(self) -> int:
+        """The bytes of the examples that are kept, with their targets."""
+        return sum(kept.nbytes for kept in (*self._kept.values(), self._kept_targets))
+
     def fit(self, x: Any, y: Sequence[Any] | None = None) -> Self:
         """Forget everything, then `partial_fit`."""
         self.__init__(**self._given)  # type: ignore[misc]  # starts over
@@ -154,6 +161,8 @@ class Learner:
             )
         if config.studies:
             raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
+        if config.log:
+            raise ConfigError("a Learner logs to logging.getLogger('bace') and to its history_: leave out log")
         tasks = [*self.tasks, [name for name in table.names if name not in known]]
         encoder = self.method.model.encoder if self.method else load_backbone(config)
         stream = self._stream(table, tasks, config, encoder)
@@ -177,6 +186,7 @@ class Learner:
         self.picture = table.modality.picture(stream.data)
         self._numbers |= {str(label) for label in ([] if y is None else _labels(y)) if isinstance(label, int)}
         learned = {"classes": table.names, "known": known, "examples": len(table), "settings": views | chosen}
+        learned |= {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "counts": table.counts()}
         self.history_.append({**learned, **record, **self._take_stock(method, stream)})
         _tell(self.history_[-1], config.train)
         self._keep(stream)
@@ -452,7 +462,9 @@ class Learner:
         targets = stream.targets[asked]
         right = (scores.argmax(1) == targets).double()
         new, old = (right[torch.isin(asked, ids)] for ids in (shown, old))
-        known = {"new": float(new.mean()), "old": float(old.mean()) if len(old) else None}
+        known: dict[str, Any] = {"new": float(new.mean()), "old": float(old.mean()) if len(old) else None}
+        by_class = zip(stream.names, per_class_accuracy(scores.argmax(1), targets, len(stream.names)), strict=True)
+        known["per_class"] = {name: share / 100 for name, share in by_class if share is not None}
         self._temperature = fit_temperature(scores, targets)
         before, after = (
             calibration_error(torch.softmax(scores / temperature, 1), targets)

@@ -13,7 +13,8 @@ from bace.config.parser import Parser
 from bace.errors import BaceError, ConfigError, Stopped, kept_traceback, one_line, printable
 from bace.progress import launched, tell
 
-NAMES = ("demo", "run", "compare", "tune", "report", "paper", "list", "check", "learn", "predict", "export")
+BENCHMARKING = ("demo", "run", "compare", "tune", "report", "paper", "list", "check")
+NAMES = (*BENCHMARKING, "learn", "predict", "inspect", "export", "serve")
 ABOUT = "Class-incremental learning with pre-trained transformers."
 MORE = "`bace run --method NAME --help` explains all settings, with the defaults of that method."
 

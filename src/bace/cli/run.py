@@ -130,5 +130,5 @@ def prepare(parser: Parser, words: Sequence[str]) -> None:
     if {"-h", "--help"} & set(words):
         typed = parser.parse_args([word for word in words if word not in ("-h", "--help")], defaults=False).as_dict()
         file = from_file(typed.get("config"), trust="trust" in typed)
-        given = {key: value for key, value in flatten(typed).items() if "." in key or key in ("seed", "studies")}
+        given = {key: value for key, value in flatten(typed).items() if "." in key or key in ("seed", "studies", "log")}
         parser.set_defaults(flatten(dataclasses.asdict(config_from({**file, **given}))))

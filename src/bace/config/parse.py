@@ -17,7 +17,17 @@ import yaml
 from jsonargparse import Namespace
 
 from bace.config.parser import Parser
-from bace.config.schema import Backbone, Checkpoints, Config, HeadSettings, Measures, MemoryBudget, StudyName, Training
+from bace.config.schema import (
+    Backbone,
+    Checkpoints,
+    Config,
+    HeadSettings,
+    LoggerName,
+    Measures,
+    MemoryBudget,
+    StudyName,
+    Training,
+)
 from bace.core.method import Method
 from bace.data.benchmarks import find_benchmark
 from bace.data.settings import DataSettings
@@ -146,6 +156,13 @@ def add_settings(parser: Parser, method: type[Method] | None = None) -> None:
         default=[],
         help="further measurements, which do not influence the run (docs/studies.md)",
     )
+    parser.add_argument(
+        "--log",
+        type=LoggerName | list[LoggerName],
+        nargs="+",
+        default=[],
+        help="where the losses and scores of a run are logged beside its log.jsonl: docs/loggers.md",
+    )
     _add_section(parser, "benchmark", DataSettings, "a name of `bace list benchmarks`")
     if method:
         _add_method(parser, method)
@@ -189,11 +206,14 @@ def make_parser(method: type[Method]) -> Parser:
 
 def as_config(parsed: Namespace) -> Config:
     sections = {name: section(**vars(parsed[name])) for name, section in SECTIONS.items()}
-    studies = [name for part in parsed["studies"] for name in (part if isinstance(part, list) else [part])]
+    studies, log = (
+        [name for part in parsed[key] for name in (part if isinstance(part, list) else [part])]
+        for key in ("studies", "log")
+    )
     method = {**vars(parsed["method"])}
     in_order = {name: method.pop(name) for name in find_method(method["name"]).hyper_parameters()}
     own = {**in_order, "name": plain_name(method["name"])}
-    return Config(vars(parsed["benchmark"]), own, studies=studies, seed=parsed["seed"], **sections)
+    return Config(vars(parsed["benchmark"]), own, studies=studies, log=log, seed=parsed["seed"], **sections)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Literal
 
 OptimiserName = Literal["sgd", "adam", "adamw"]
 StudyName = Literal["probing", "tracking", "gallery", "bias"]
+LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 @dataclass
@@ -190,4 +191,5 @@ class Config:
     measure: Measures = field(default_factory=Measures)
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     studies: list[StudyName] = field(default_factory=list)  # further measurements: docs/studies.md
+    log: list[LoggerName] = field(default_factory=list)  # where events go beside log.jsonl: docs/loggers.md
     seed: int = 0

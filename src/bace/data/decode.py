@@ -18,7 +18,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
@@ -160,7 +160,8 @@ def _stack_equal(
     def decode_all() -> Iterator[npt.NDArray[np.uint8]]:
         items = enumerate(pictures)
         while ahead := list(islice(items, 32 * workers)):  # bounds what is read ahead
-            for block in pool.map(decode, [ahead[i : i + 32] for i in range(0, len(ahead), 32)]):
+            blocks = [ahead[i : i + 32] for i in range(0, len(ahead), 32)]
+            for block in pool.map(decode, blocks) if len(blocks) > 1 else map(decode, blocks):
                 yield from block
 
     # Pillow decodes and resizes without the interpreter lock, so threads help; a job for each small picture would not.
@@ -197,7 +198,8 @@ def _decode(picture: Any, where: str, image_size: Size | None, channels: int) ->
     except FileNotFoundError as error:
         raise DataError(f"{where}: there is no picture {picture}.") from error
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error on broken bytes
-        raise DataError(f"{where}: the picture cannot be decoded ({error}). Replace or remove it.") from error
+        why = f"it is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{where}: the picture cannot be decoded ({why}). Replace or remove it.") from error
     if image_size is not None:
         height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
         if image.size != (width, height):  # the centre of that shape, scaled; Pillow's bicubic filter is antialiased

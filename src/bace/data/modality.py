@@ -2,6 +2,7 @@
 encoder, and scores and shows what is predicted. The three of them are in `modalities/`."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,6 +68,11 @@ class Table:
     def shown(self) -> list[set[str]]:
         """The classes that each example shows."""
         return [self.modality.shows(label) for label in self.labels]
+
+    def counts(self) -> dict[str, int]:
+        """How many examples show each class."""
+        found = Counter(name for shown in self.shown() for name in shown)
+        return {name: found[name] for name in self.names}
 
 
 class Examples(Protocol):

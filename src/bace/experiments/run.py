@@ -9,6 +9,7 @@ import platform
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from bace.core.resources import bytes_needed, check_resources, forget_peak, peak
 from bace.core.stream import Stream
 from bace.core.trainer import Results, Trainer
 from bace.errors import ConfigError, InUse, Stopped
-from bace.experiments import run_folder
+from bace.experiments import loggers, run_folder
 from bace.experiments.assemble import assemble
 from bace.experiments.run_folder import CHECKPOINTS, Confusion, Description, Metrics
 from bace.methods import find_method
@@ -115,6 +116,8 @@ def run(
         if not is_first():
             show, tell = None, lambda line: None
         if out is None:
+            if config.log:
+                raise ConfigError(f"logging to {', '.join(config.log)} needs a run folder: name one with `out`")
             return _finish(_trainer(config, tell, caches, show=show), None)
         return _run_in(Path(out), config, show, tell, caches, begun, force=force)
 
@@ -131,6 +134,7 @@ def _run_in(
 ) -> Result:
     """Run in a folder, which nobody else may use at the same time; or resume the run that was `begun` in it. Of several
     ranks, the first holds the folder and writes."""
+    loggers.check(config.log)
     with _held(folder, begun) if is_first() else nullcontext(), stop_signals() as stopping:
         if begun and begun.threads and not config.train.threads:
             torch.set_num_threads(begun.threads)
@@ -155,11 +159,29 @@ def _run_in(
                     log.cut(found[1]["log"], found[1].get("log_sha256"))
         elif log:
             log.cut(0)
-            log({"event": "start", "needed": bytes_needed(trainer.method, range(len(trainer.stream)))})
-        try:
-            return _finish(trainer, folder)
-        except Stopped as stopped:
-            raise Stopped(stopped.signal, folder) from None
+        with loggers.opened(config.log if log else (), folder, described) as others:
+            if log and others:
+                trainer.log = functools.partial(_to_both, trainer, log, others)
+                trainer.clock = trainer.spent()
+            if found is None:
+                needed = bytes_needed(trainer.method, range(len(trainer.stream)))
+                trainer.log({"event": "start", "needed": needed})
+            try:
+                result = _finish(trainer, folder)
+            except Stopped as stopped:
+                raise Stopped(stopped.signal, folder) from None
+            if others:
+                others.close(result.metrics)
+            return result
+
+
+def _to_both(trainer: Trainer, log: run_folder.Log, others: loggers.Loggers, event: dict[str, Any]) -> None:
+    """The time that other loggers take is not counted as the method's."""
+    log(event)
+    began = time.monotonic()
+    others(event)
+    seconds, passes = trainer.clock
+    trainer.clock = seconds + time.monotonic() - began, passes
 
 
 @contextlib.contextmanager

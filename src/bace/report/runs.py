@@ -17,7 +17,7 @@ from bace.experiments.run_folder import COLUMNS, Run
 from bace.methods import find_method, plain_name
 
 # Settings that name a run rather than define it; seeds of one experiment may differ in them.
-BOOKKEEPING = frozenset({"seed", "studies", "out", "folder", "resume", "progress", "verbose"})
+BOOKKEEPING = frozenset({"seed", "studies", "log", "out", "folder", "resume", "progress", "verbose"})
 METHOD = "method.name"  # the setting that names the method, as its title does
 
 

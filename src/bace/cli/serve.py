@@ -1,0 +1,57 @@
+"""bace serve"""
+
+from contextlib import suppress
+from pathlib import Path
+
+from bace.errors import ConfigError
+
+
+def command(
+    model: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    batch: int = 32,
+    max_body: int = 16,
+    max_examples: int = 256,
+    watch: float = 2.0,
+    trust: bool = False,
+    force: bool = False,
+) -> None:
+    """Answer predictions over HTTP, and on a page to drop files on.
+
+    The page is at /, predictions are at /predict, the classes at /classes, a sign of life at /health, and a description
+    of all this at /docs. Requests that arrive together are predicted together. If the folder changes, its new model is
+    opened and takes over; until then the old one answers. Everybody who reaches the port may ask: there is no password.
+
+    Args:
+        model: the folder of a run, of a comparison (whose best run is taken), or of a saved Learner.
+        host: the address to listen at; 0.0.0.0 for all of this machine.
+        port: to listen at; 0 for a free one.
+        batch: examples that are passed through the model together.
+        max_body: megabytes of a request.
+        max_examples: of a request.
+        watch: seconds between two looks at the folder; 0: it is opened once.
+        trust: a method of your own that MODEL names may be imported, which runs its code.
+        force: serve though run.json was changed after the run.
+    """
+    from bace.cli.predict import open_model
+
+    try:
+        from bace.serving.server import serve
+    except ImportError as error:
+        raise ConfigError("serving needs more packages: pip install 'bace-cil[serve]'") from error
+
+    for name, value in {"batch": batch, "max_body": max_body, "max_examples": max_examples}.items():
+        if value < 1:
+            raise ConfigError(f"--{name} is {value}: it must be at least 1")
+    with suppress(KeyboardInterrupt):  # Ctrl-C, once the server has closed
+        serve(
+            model,
+            lambda: open_model(model, trust=trust, force=force),
+            address=(host, port),
+            batch=batch,
+            max_body=max_body * 1024**2,
+            max_examples=max_examples,
+            watch=watch,
+        )

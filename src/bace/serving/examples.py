@@ -1,0 +1,164 @@
+"""The examples of a request: read, limited and checked before they meet those of others."""
+
+import base64
+import binascii
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import Request
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from bace.data.files import TABLE_SUFFIXES
+from bace.data.modality import valid
+from bace.data.table import as_inputs
+from bace.errors import BaceError, DataError
+from bace.files import parse_json
+from bace.serving.served import Served
+
+MOST_LETTERS = 100_000  # of a text or sentence
+TABLES = {"text/csv", "text/tab-separated-values", "application/jsonl", "application/vnd.apache.parquet"}
+
+
+class Refused(BaceError):
+    """A request that cannot be answered; `status` is HTTP's number for the reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a request: bytes of its body, and examples."""
+
+    body: int = 16 * 1024**2
+    examples: int = 256
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body, of which no more than allowed is ever held."""
+    body = bytearray()
+    too_large = Refused(413, f"the body has more than {most:,} bytes: send fewer or smaller examples at a time")
+    if int(request.headers.get("content-length", "0")[:18]) > most:  # HTTP's parser has seen that it is a number
+        raise too_large
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise too_large
+    return bytes(body)
+
+
+async def read_files(headers: Headers, body: bytes, most: int) -> list[tuple[str, bytes]]:
+    """Name and content of each file in the body: of the parts of a form, or of the body itself."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+
+        async def stream() -> AsyncGenerator[bytes, None]:
+            yield body
+
+        try:
+            form = await MultiPartParser(headers, stream(), max_files=most, max_fields=most).parse()
+        except (MultiPartException, KeyError, ValueError) as error:
+            said = "it has no boundary" if isinstance(error, KeyError) else str(error)
+            raise Refused(400, f"the form cannot be read ({said})") from error
+        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        found = [(file.filename or "the file", await file.read()) for file in files]
+        await form.close()
+        if not found:
+            raise Refused(400, "the form has no file: send it as in `curl -F file=@FILE`")
+        return found
+    if kind in TABLES:
+        raise Refused(415, f"a body of type {kind} is a table: send its examples as JSON, or use `bace predict`")
+    return [("the body", body)]
+
+
+def from_json(model: Served, body: bytes, limits: Limits) -> list[Any]:
+    """The examples of `{"inputs": [...]}`: texts, sentences (strings or lists of words), or pictures in base64."""
+    try:
+        found = parse_json(body.decode())
+    except ValueError as error:
+        raise Refused(400, f"the body is no JSON that can be used ({error})") from error
+    inputs = found.get("inputs") if isinstance(found, dict) else None
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if not isinstance(inputs, list) or set(found) != {"inputs"}:
+        raise Refused(422, 'expected {"inputs": [...]} with a list of examples, and nothing else')
+    check_count(len(inputs), limits)
+    if model.modality.picture_input:
+        return pictures(model, [(f"example {i}", from_base64(value, i)) for i, value in enumerate(inputs)])
+    return words(model, inputs)
+
+
+def from_base64(value: Any, i: int) -> bytes:
+    """A picture in base64, with or without the beginning of a data URL."""
+    try:
+        if not isinstance(value, str):
+            raise ValueError("it is no string")
+        head, comma, rest = value.partition(",")
+        return base64.b64decode(rest if comma and head.startswith("data:") else value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Refused(422, f"example {i} is no picture in base64: {error}") from error
+
+
+def from_files(model: Served, files: Sequence[tuple[str, bytes]], limits: Limits) -> list[Any]:
+    """The examples of files: a picture each, or texts and sentences, a line each (or in CoNLL's layout)."""
+    if model.modality.picture_input:
+        check_count(len(files), limits)
+        return pictures(model, files)
+    found: list[Any] = []
+    for name, content in files:
+        if Path(name).suffix.lower() in TABLE_SUFFIXES:
+            raise Refused(415, f"{name!r:.100} is a table: send its examples as JSON, or use `bace predict`")
+        try:
+            lines = content.decode("utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            plural = model.modality.plural
+            raise Refused(422, f"{name!r:.100} is no text in UTF-8, and this model takes {plural}") from error
+        found += [example for _, example in model.modality.from_lines(lines, name)]
+        check_count(len(found), limits, empty=True)
+    check_count(len(found), limits)
+    return words(model, found)
+
+
+def check_count(count: int, limits: Limits, *, empty: bool = False) -> None:
+    if count > limits.examples:
+        raise Refused(413, f"more than {limits.examples} examples: send them in several requests")
+    if not count and not empty:
+        raise Refused(422, "there are no examples: send at least one")
+
+
+def pictures(model: Served, files: Sequence[tuple[str, bytes]]) -> list[Any]:
+    """Decoded one by one, so that an error names its picture; all of the size that the model learned from."""
+    found = []
+    for name, content in files:
+        try:
+            _, pixels = as_inputs([content], modality=model.modality.name, image_size=model.learner.picture)
+        except DataError as error:
+            said = str(error).partition(": ")[2] or str(error)
+            raise DataError(f"{name[:100]}: {said}") from error
+        found.append(np.ascontiguousarray(np.asarray(pixels)[0].transpose(1, 2, 0)))
+    return found
+
+
+def words(model: Served, examples: list[Any]) -> list[Any]:
+    """Texts or sentences that the model can take."""
+    for i, example in enumerate(examples):
+        if isinstance(example, str):
+            valid(example, f"example {i}")
+            letters = len(example)
+            if not example.strip():
+                raise Refused(422, f"example {i} is empty")
+        else:
+            if model.modality.one_label and isinstance(example, list):
+                raise Refused(422, f"example {i} is a list, and this model takes {model.modality.plural} as strings")
+            _, inputs = as_inputs([example], modality=model.modality.name)  # says what is wrong
+            letters = sum(map(len, inputs[0])) if isinstance(inputs, list) else 0
+            if not letters:
+                raise Refused(422, f"example {i} is empty")
+        if letters > MOST_LETTERS:
+            raise Refused(413, f"example {i} has {letters:,} letters; at most {MOST_LETTERS:,} are read")
+    return examples

@@ -1,0 +1,278 @@
+"""A model behind HTTP: what the server answers, and to whom."""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
+
+from bace.errors import BaceError, ConfigError
+from bace.learner import Learner
+from bace.progress import tell
+from bace.serving.batching import Batcher, Overloaded
+from bace.serving.examples import Limits, Refused, from_files, from_json, read_body, read_files
+from bace.serving.served import Watched
+
+LOOPBACK = ("127.0.0.1", "localhost")
+MOST_CONNECTIONS = 1024
+PAGES = Path(__file__).parent
+POLICY = (
+    "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+# -- what is told, for the description of the service
+
+
+class Share(BaseModel):
+    class_: str | int = Field(alias="class")
+    probability: float
+
+
+class Class(BaseModel):
+    """Of a picture or a text."""
+
+    class_: str | int = Field(alias="class", description='the most probable class, or "unknown"')
+    probability: float = Field(description="of the most probable class")
+    top: list[Share] = Field(description="the most probable classes, the most probable first")
+
+
+class Entity(BaseModel):
+    """Where it stands in the sentence, in characters."""
+
+    start: int
+    end: int
+    type: str
+    text: str
+
+
+class Sentence(BaseModel):
+    words: list[str]
+    tags: list[str]
+    entities: list[Entity]
+
+
+class Predictions(BaseModel):
+    version: int = Field(description="of the model that answered: 1, and one more whenever the model is exchanged")
+    predictions: list[Class] | list[Sentence] = Field(description="one for each example, in order")
+
+
+class LimitsTold(BaseModel):
+    body: int = Field(description="bytes of a request")
+    examples: int = Field(description="of a request")
+
+
+class Classes(BaseModel):
+    modality: str
+    method: str
+    version: int
+    loaded: str
+    classes: list[str | int] = Field(description="classes, or entity types, in order of arrival")
+    limits: LimitsTold
+
+
+class Health(BaseModel):
+    status: str
+    problem: str | None = Field(description="why a changed model folder could not be opened")
+    modality: str
+    method: str
+    version: int
+    loaded: str
+    classes: int
+    requests: int = Field(description="answered since the start")
+    examples: int = Field(description="predicted since the start")
+    batches: int = Field(description="in which they went through the model")
+    waiting: int = Field(description="examples that wait now")
+
+
+class Reason(BaseModel):
+    detail: str
+
+
+FILE = {"type": "string", "format": "binary", "description": "a picture, or a file with a text or sentence a line"}
+BODIES = {
+    "application/json": {
+        "schema": {
+            "type": "object",
+            "required": ["inputs"],
+            "additionalProperties": False,
+            "properties": {
+                "inputs": {
+                    "type": "array",
+                    "items": {"description": "a text; a sentence as a string or a list of words; a picture in base64"},
+                }
+            },
+        },
+        "example": {"inputs": ["the first text", "the second text"]},
+    },
+    "multipart/form-data": {
+        "schema": {
+            "type": "object",
+            "properties": {"file": {"type": "array", "items": FILE}},
+        }
+    },
+    "image/*": {"schema": {"type": "string", "format": "binary", "description": "one picture"}},
+    "text/plain": {"schema": {"type": "string", "description": "texts or sentences, a line each; or CoNLL's layout"}},
+}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Reason, "description": "The request cannot be read."},
+    413: {"model": Reason, "description": "More bytes, examples or letters than are taken."},
+    415: {"model": Reason, "description": "A table."},
+    422: {"model": Reason, "description": "An example that the model cannot take."},
+    503: {"model": Reason, "description": "Too many examples are waiting."},
+}
+
+
+def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple[str, ...] = ()) -> FastAPI:
+    """The service. `hosts`: by which names it may be called; none: by any. A web page elsewhere that makes its own name
+    lead to this machine (DNS rebinding) cannot read what a service on the loopback answers."""
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        watched.close()
+        batcher.close()
+
+    about = "Predictions of a model that learns class by class. Errors have a reason in `detail`."
+    app = FastAPI(
+        title="bace", version=version("bace-cil"), description=about, docs_url=None, redoc_url=None, lifespan=life
+    )
+    if hosts:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    add_refusals(app)
+    add_pages(app)
+    add_predictions(app, watched, batcher, limits)
+    add_facts(app, watched, batcher, limits)
+    return app
+
+
+def add_predictions(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits) -> None:
+    @app.post(
+        "/predict",
+        response_model=None,
+        responses={200: {"model": Predictions}, **REFUSALS},
+        openapi_extra={"requestBody": {"required": True, "content": BODIES}},
+    )
+    async def predict(
+        request: Request,
+        reject: Annotated[
+            float | None, Query(ge=0, le=1, description='pictures and texts: a lower probability is "unknown"')
+        ] = None,
+        top: Annotated[int, Query(ge=1, le=10_000, description="how many of the most probable classes are told")] = 5,
+    ) -> JSONResponse:
+        """The class of each picture or text, with probabilities; the entities of each sentence."""
+        model = watched.model
+        if reject is not None and not model.modality.one_label:
+            raise Refused(422, "reject is for models of pictures and texts: sentences have no probabilities")
+        body = await read_body(request, limits.body)
+        if request.headers.get("content-type", "").startswith("application/json"):
+            examples = await run_in_threadpool(from_json, model, body, limits)
+        else:
+            files = await read_files(request.headers, body, limits.examples)
+            examples = await run_in_threadpool(from_files, model, files, limits)
+        found = await asyncio.wrap_future(batcher.submit(model.predict, examples))
+        answers = [model.answer(each, reject, top) for each in found]
+        return JSONResponse({"version": model.version, "predictions": answers})
+
+
+def add_facts(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits) -> None:
+    @app.get("/classes", response_model=None, responses={200: {"model": Classes}})
+    async def classes() -> dict[str, Any]:
+        """The classes that the model knows, and what a request may hold."""
+        model = watched.model  # once: it may be exchanged
+        return {**model.facts, "classes": model.learner.classes_, "limits": vars(limits)}
+
+    @app.get("/health", response_model=None, responses={200: {"model": Health}})
+    async def health() -> dict[str, Any]:
+        """Whether the server answers, with which model, and what it has done so far."""
+        counted = {name: getattr(batcher, name) for name in ("requests", "examples", "batches", "waiting")}
+        model = watched.model
+        known = len(model.learner.classes_)
+        return {"status": "ok", "problem": watched.problem, **model.facts, "classes": known, **counted}
+
+
+def add_refusals(app: FastAPI) -> None:
+    """Whatever goes wrong is told in a sentence, as JSON."""
+
+    def told(status: int, reason: str, **headers: str) -> JSONResponse:
+        return JSONResponse({"detail": reason}, status, headers)
+
+    @app.exception_handler(BaceError)
+    async def refused(request: Request, error: BaceError) -> JSONResponse:
+        if isinstance(error, Overloaded):
+            return told(503, str(error), **{"Retry-After": "1"})
+        return told(error.status if isinstance(error, Refused) else 422, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return told(422, "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors()))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
+        return told(400, "the request ended before its body did")
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return told(500, "the server has failed; its standard error says how")
+
+
+def add_pages(app: FastAPI) -> None:
+    """Pages load nothing from elsewhere, and run no script but their own."""
+    for path, name in {"/": "page.html", "/docs": "docs.html"}.items():
+        text = (PAGES / name).read_text(encoding="utf-8")
+
+        async def page(text: str = text) -> HTMLResponse:
+            nonce = secrets.token_urlsafe(24)
+            headers = {"Content-Security-Policy": POLICY.format(nonce), "X-Content-Type-Options": "nosniff"}
+            return HTMLResponse(text.replace("{{ nonce }}", nonce), headers=headers)
+
+        app.add_api_route(path, page, include_in_schema=False, response_class=HTMLResponse, response_model=None)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the server cannot listen at {host}, port {port} ({why}): choose another --port") from error
+
+
+def serve(
+    folder: Path,
+    open_model: Callable[[], Learner],
+    *,
+    address: tuple[str, int],
+    batch: int,
+    max_body: int,
+    max_examples: int,
+    watch: float,
+) -> None:
+    """Serve until a signal ends it."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # who sends a broken form is told so
+    with closing(listen(*address)) as listening:
+        watched = Watched(folder, open_model, watch)
+        host, port = listening.getsockname()[:2]
+        hosts = LOOPBACK if host in LOOPBACK else ()
+        app = make_app(watched, Batcher(batch), Limits(max_body, max_examples), hosts=hosts)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=5
+        )
+        where = f"[{host}]" if ":" in host else host
+        known = len(watched.model.learner.classes_)
+        tell(f"{folder} ({known} classes) is served at http://{where}:{port}; stop it with Ctrl-C")
+        uvicorn.Server(config).run(sockets=[listening])
