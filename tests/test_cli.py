@@ -16,6 +16,7 @@ import termios
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import yaml
 from run_folders import write_run
@@ -790,7 +791,7 @@ def test_a_model_whose_lesson_is_killed_is_as_it_was(
             f"end = lambda: os.kill(os.getpid(), signal.SIGKILL)\n{change}\nmain(sys.argv[1:])"
         )
         words = ["learn", str(tmp_path / "model"), str(tmp_path / "more.csv")]
-        child = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        child = processes.run(code, *words)
         assert child.returncode == -9, (name, child.stderr)
         again = bace.Learner.load(tmp_path / "model")
         assert again.classes_ == ["one", "two"], name

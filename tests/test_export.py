@@ -42,12 +42,22 @@ def encoder_inputs(learner: bace.Learner, x: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("method", "modality"), CASES)
-def test_the_exported_program_gives_the_learner_s_scores(tiny: Any, tmp_path: Path, method: str, modality: str) -> None:
+def test_the_exported_program_gives_the_learner_s_scores(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, modality: str
+) -> None:
     learner = taught(tiny, method, modality)
+    loaded = []  # the file is read once, by `export`: reading it takes longer than teaching the learner
+
+    def load(path: Path) -> Any:
+        loaded.append(torch_load(path))
+        return loaded[-1]
+
+    torch_load = torch.export.load
+    monkeypatch.setattr("torch.export.load", load)
     export(learner, tmp_path / "model.pt2", "torch")  # which compares them on inputs of its own
     x = shown_examples(tiny, modality)[0]
     inputs = encoder_inputs(learner, x)
-    program = torch.export.load(tmp_path / "model.pt2").module()
+    program = loaded[0].module()
     names = ("pixel_values", "input_ids", "attention_mask")
     found = program(**{name: inputs[name] for name in names if name in inputs})
     if modality != "token":
