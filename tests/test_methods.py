@@ -9,7 +9,6 @@ from checks import CHECKS, check_resume_equals_the_straight_run, counted_run
 from bace.methods import METHODS
 
 
-
 def marks(method: str, modality: str, first: bool) -> list[pytest.MarkDecorator]:
     in_one_process = pytest.mark.xdist_group(f"{method} {modality}")
     return [in_one_process, pytest.mark.first_modality] if first else [in_one_process]
