@@ -196,6 +196,19 @@ def test_a_printed_config_read_again_is_the_same(
     assert say(capsys, "run", "--config", str(tmp_path / "again.yaml"), "--print_config") == printed
 
 
+def test_a_configuration_can_be_changed_without_changing_the_next_one() -> None:
+    one, expected = config_from({"method": "er"}), config_from({"method": "er"})
+    one.studies.append("bias")
+    one.benchmark["tasks"] = one.method["mode"] = one.train.lr = 7
+    assert config_from({"method": "er"}) == expected
+
+
+@pytest.mark.parametrize(("name", "value"), [("train.deterministic", 1), ("backbone.freeze", False), ("seed", False)])
+def test_a_value_that_equals_the_default_but_is_of_another_type_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is '{value}': it must be"):
+        config_from({name: value})
+
+
 # -- run
 
 

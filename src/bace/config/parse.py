@@ -192,7 +192,7 @@ def make_parser(method: type[Method]) -> Parser:
 def default_settings(method: type[Method]) -> dict[str, Any]:
     """All settings of a method's runs by their dotted names, parsed. The parser takes ten times as long for them as for
     the few that a user changes, so they are parsed once."""
-    return vars(make_parser(method).parse_object({}).as_flat())  # type: ignore[arg-type]
+    return {**vars(make_parser(method).parse_object({}).as_flat())}  # type: ignore[arg-type]
 
 
 def _is_default(value: object, default: object) -> bool:

@@ -45,7 +45,8 @@ class Worker:
     def __init__(self, threads: int) -> None:
         context = process_context()
         self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=work, args=(theirs, threads), daemon=True)
+        given = (theirs, threads, dict(os.environ))  # the server has the environment in which it was started
+        self.process: BaseProcess = context.Process(target=work, args=given, daemon=True)
         self.process.start()
         theirs.close()
         self.cell: Cell | None = None
@@ -137,8 +138,9 @@ def _ended() -> Iterator[list[Worker]]:
                 worker.process.kill()
 
 
-def work(pipe: Connection, threads: int) -> None:
+def work(pipe: Connection, threads: int, environment: dict[str, str]) -> None:
     """What a worker does: take cells until there are no more."""
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that plans sends SIGTERM
     torch.set_num_threads(threads)
     caches, told = PrefixCaches(), 0.0
