@@ -145,9 +145,11 @@ def test_a_cell_that_another_process_works_on_is_waited_for(tiny: Any, tmp_path:
 
 
 def start(*given: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "bace", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    """In a session of its own, so that a signal reaches its workers too, and with Ctrl-C as on a terminal: what a shell
+    starts in the background, such as these tests, ignores it."""
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {processes.BACE}"
+    command = [sys.executable, "-c", code, *given]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def test_two_schedulers_share_the_cells_of_one_folder(tiny: Any, one_by_one: Path, tmp_path: Path) -> None:
