@@ -3,24 +3,27 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test test-quick test-cpu campaign bench clean
+.PHONY: setup demo docs test test-quick test-cpu test-export campaign bench clean
 
 setup: .venv/.setup
 demo: .venv/.setup
 	$(BIN)/bace demo --out demo
 test: .venv/.test
-	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts examples
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadgroup
 # While writing: lint, types, and the tests of the core, of one method of each kind, and of the architecture.
 QUICK := architecture stream memory checkpoint randomness trainer adapters resources documentation readme
 test-quick: .venv/.test
-	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts examples
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 $(QUICK:%=tests/test_%.py) tests/formulas/test_losses.py tests/formulas/test_bace.py
 # What rounds (formulas, golden bands, exact resume) under every instruction set of this machine, with one thread and two.
 test-cpu: .venv/.test
 	$(BIN)/python tests/cpu.py
+# Every method that can be exported, on every modality, in onnxruntime: about ten minutes on one core.
+test-export: .venv/.test
+	$(BIN)/python tests/onnx_parity.py
 # Kills, signals, failing disks, damaged files and malformed inputs, and the report of what came of them: about half an
 # hour on one core; goes on where it was stopped.
 campaign: .venv/.test
@@ -29,8 +32,11 @@ campaign: .venv/.test
 bench: .venv/.test
 	$(BIN)/python benchmarks
 	$(BIN)/python benchmarks/many_runs.py
+# The documentation as a site: site/index.html opens in a browser. Its search needs a server: python -m http.server -d site
+docs: .venv/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 clean:
-	rm -rf .venv build dist demo
+	rm -rf .venv build dist demo site
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -52,7 +52,7 @@ def first_batch(folder: str) -> None:
 
 
 def stored(count: int, side: int) -> tuple[float, int]:
-    """Seconds from the second run on until the first batch of so many pictures is there, and its peak memory in MB."""
+    """Seconds, from the second run on, until the first batch of this many pictures is there, and its peak in MB."""
     with tempfile.TemporaryDirectory() as name:
         save_pictures(Path(name), count, side)
         first_batch(name)

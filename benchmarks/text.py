@@ -44,7 +44,7 @@ def some_texts(count: int) -> list[str]:
 
 
 def ready(method: str, examples: int, bucketing: bool = False) -> tuple[Method, Stream, Config]:
-    """A method before its second task of so many texts."""
+    """A method before its second task of this many texts."""
     texts = tokenize_texts(some_texts(2 * examples), load_tokenizer(str(backbone_path("minilm"))), LONGEST)
     encoder = load_encoder("minilm")
     training = Training(

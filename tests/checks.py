@@ -29,10 +29,12 @@ from bace.experiments.run import Result
 from bace.methods import find_method
 
 SIZES = ("M", "expansion")  # of methods, whose square is kept: random features
-LOOPS = ("anchor_steps", "energy_steps", "fuse_steps", "memory_steps", "passes", "steps")  # of methods, beside epochs
+# of methods, beside epochs
+LOOPS = ("anchor_steps", "energy_steps", "fuse_steps", "head_steps", "memory_steps", "passes", "steps", "tune_steps")
 
 # to learn a task: with the published rates prefixes and a new head hardly move in a hundred steps
 LONGER = {"CODA-Prompt": {"tune_epochs": 60, "tune_lr": 0.02}, "DualPrompt": {"tune_epochs": 60}}
+LONGER["SEQ*"] = {"warmup_lr": 0.001, "head_lr": 0.01}  # the published ones are those of a pre-trained encoder
 # DualPrompt gets 18 or 19 of the 20 training texts right, but 8 to 10 of the 12 test texts, whatever the seed; in 200
 # epochs always 19 and 9. Behind its prefixes logistic regression gets 9 to 11, depending on how it is regularised
 LEAST = {("DualPrompt", "text"): 65}
@@ -40,7 +42,7 @@ LEAST = {("DualPrompt", "text"): 65}
 
 def short(method: str | dict[str, Any], epochs: int = 2, most: int = 2) -> dict[str, Any]:
     """The method, by its name or with hyper-parameters, with this many epochs in all stages that have epochs of their
-    own and small batches in those that have their own size, at most so many rounds of its own loops, and few random
+    own and small batches in those that have their own size, at most `most` rounds of its own loops, and few random
     features."""
     chosen = {"name": method} if isinstance(method, str) else method
     parameters = find_method(chosen["name"]).hyper_parameters()

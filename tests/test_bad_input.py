@@ -52,7 +52,7 @@ class Place:
         return target
 
     def cut(self, checkpoints: int = 4) -> Path:
-        """What is left of the straight run when it is killed after so many checkpoints."""
+        """What is left of the straight run when it is killed after this many checkpoints."""
         target = self.folder / "cut"
         shutil.copytree(self.straight, target)
         for name in ("metrics.json", "matrix.csv"):
@@ -165,7 +165,7 @@ ROWS: list[Row] = [
     run("a backbone of texts for pictures", "--backbone {bert}", "{bert}", "takes texts", "images", "--backbone"),
     run("a backbone of pictures for texts", "--backbone {vit}", "{vit}", "takes images", "texts", data="text"),
     run("a backbone of pictures for sentences", "--backbone {vit}", "{vit}", "sentences", data="token"),
-    run("a backbone folder that is missing", "--backbone {tmp}/none", "{tmp}/none", "no file or folder"),
+    run("a backbone folder that is missing", "--backbone {tmp}/none", "{tmp}/none", "not a file or folder"),
     run("a backbone folder without a model", "--backbone {data}/texts", "{data}/texts", "config.json"),
     # run folders
     run("a run folder in use", "--out {run}", "{run}", "already in use", "--out", "--resume"),
@@ -182,7 +182,7 @@ ROWS: list[Row] = [
     cli("prediction without files", "predict {run}", "bace predict needs FILES: at least one file"),
     cli("prediction of a missing file", "predict {run} {tmp}/x.png", "no file '{tmp}/x.png'", "check the path"),
     cli("prediction of no picture", "predict {run} {run}/run.json", "run.json", "cannot be decoded"),
-    cli("prediction with no run", "predict {tmp} {run}/run.json", "{tmp}", "no saved learner", "not a run folder"),
+    cli("prediction with no run", "predict {tmp} {run}/run.json", "{tmp}", "no saved learner", "neither a run folder"),
     # configuration files
     cli("a missing config file", "run --config {tmp}/none.yaml", "none.yaml", "cannot be read: No such file"),
     # a user's class
@@ -314,7 +314,7 @@ def _(place: Place) -> Action:
     return with_data(place, "text", data)
 
 
-@row("a tag that is no tag", 2, r"train\.conll, line 1", "'PERSON' is no IOB tag", "Expected O, B-<type>")
+@row("a tag that is no tag", 2, r"train\.conll, line 1", "'PERSON' is not an IOB tag", "Expected O, B-<type>")
 def _(place: Place) -> Action:
     data = place.copied("sentences")
     (data / "train.conll").write_text("w1 PERSON\n\n" + (data / "train.conll").read_text())
@@ -721,7 +721,7 @@ def test_bad_input_gets_a_clear_error_and_loses_nothing(
 
 
 def test_bfloat16_is_used_or_refused_but_never_kills(tiny: Any, tmp_path: Path) -> None:
-    """Some CPUs announce it and die of an illegal instruction, so it is tried in a process of its own."""
+    """Some CPUs report support but crash with an illegal instruction, so it is tried in a process of its own."""
     flags = Place(tiny, tmp_path, tmp_path).flags("image", **{"train.precision": "bfloat16"})
     done = processes.run(processes.BACE, "run", *flags, "--out", str(tmp_path / "run"))
     assert done.returncode in (0, 2), done.stderr  # a negative status would be a signal

@@ -214,7 +214,7 @@ def test_errors_of_other_libraries_become_one_line(tmp_path: Path) -> None:
     content = bytearray((tmp_path / "train.parquet").read_bytes())
     content[-60:-40] = b"\xff" * 20
     (tmp_path / "train.parquet").write_bytes(content)
-    with pytest.raises(DataError, match="no readable Parquet") as refused:
+    with pytest.raises(DataError, match="not a readable Parquet") as refused:
         read(tmp_path)
     assert "\n" not in str(refused.value)
 

@@ -156,7 +156,7 @@ def test_help_of_run_explains_the_settings_of_the_chosen_method(
     assert re.search(r"--method.mode \{batch,concat\}\s+`batch`: a separate .*default: batch", er_help)
     assert "--method.alpha" not in er_help
     rate = find_benchmark("digits").defaults["train.lr"]  # the default benchmark's, not the trainer's own
-    assert re.search(rf"--train.lr LR +learning rate of the encoder.*default: {rate}\)", er_help)
+    assert re.search(rf"--train.lr LR +the learning rate of the encoder.*default: {rate}\)", er_help)
     assert re.search(r"--train.lr LR .*default: 0.5\)", say(capsys, "run", "--method", "er", "-h", "--train.lr", "0.5"))
 
 

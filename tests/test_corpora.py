@@ -40,7 +40,7 @@ def corpora(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.filterwarnings("ignore:.*as published")
+@pytest.mark.filterwarnings("ignore:.*the published set")
 def test_the_papers_entities_are_five_corpora_with_types_of_their_own(corpora: Path) -> None:
     parts = find_benchmark("entities").parts(DataSettings(path=str(corpora)))
     assert [part.name for part in parts] == ["OntoNotes5", "MIT Movie", "I2B2", "MIT Restaurant", "CoNLL-2003"]
@@ -64,7 +64,7 @@ def test_all_corpora_that_are_missing_are_named_at_once_with_their_terms(
         find_benchmark("entities").parts(DataSettings(path=str(corpora)))
     first, second = str(refused.value).splitlines()
     for line, folder, terms in ((first, "ontonotes5", "LDC2013T19"), (second, "i2b2", "data use agreement")):
-        assert line.startswith(f"{corpora / folder} is not there: get the corpus")
+        assert line.startswith(f"{corpora / folder} does not exist: get the corpus")
         assert terms in line
         assert "benchmark.path, or BACE_DATA, names the folder" in line
 
@@ -144,7 +144,7 @@ def test_the_order_of_corpora_is_fixed(corpora: Path) -> None:
         find_benchmark("entities").parts(DataSettings(path=str(corpora), class_order="shuffled"))
 
 
-@pytest.mark.filterwarnings("ignore:.*as published")
+@pytest.mark.filterwarnings("ignore:.*the published set")
 @pytest.mark.parametrize(
     ("name", "shares", "classes", "train", "test"),
     [

@@ -37,7 +37,7 @@ def test_every_hyper_parameter_is_explained(method: Any) -> None:
 
 # -- references
 
-FOLDERS = ("src", "tests", "benchmarks", "scripts", "docs")
+FOLDERS = ("src", "tests", "benchmarks", "scripts", "docs", "examples")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".md")]
 FILES += sorted(ROOT.glob("*.md"))
 

@@ -371,7 +371,7 @@ def test_an_unsupported_family_is_named_with_the_supported_ones(tmp_path):
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./nowhere", "weights/gone.npz", "a/b/c"])
 def test_a_missing_folder_or_file_is_a_clear_error(name):
-    with pytest.raises(ConfigError, match=f"backbone '{name}' is no file or folder here"):
+    with pytest.raises(ConfigError, match=f"backbone '{name}' is not a file or folder here"):
         load_encoder(name)
 
 
@@ -559,7 +559,7 @@ def test_weights_files_that_are_no_plain_vit_name_the_tensor(tmp_path):
     with pytest.raises(DataError, match=r"w\.safetensors is not a plain ViT with a square grid"):
         load_encoder(str(file))
     save_file(timm_names(plain_vit(WIDTH, heads=4)), file)
-    with pytest.raises(DataError, match="width 32, no multiple of 64"):
+    with pytest.raises(DataError, match="width 32, which is not a multiple of 64"):
         load_encoder(str(file))
     file.write_bytes(b"not weights")
     with pytest.raises(DataError, match=r"w\.safetensors cannot be read"):
@@ -686,7 +686,7 @@ def test_names_are_looked_for_in_the_folder_of_models(tmp_path, monkeypatch):
         backbone_path("deit-small-611")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(
-        ConfigError, match=r"'vit-b16' is no folder here.*hf download timm/vit_base_patch16_224\.augreg"
+        ConfigError, match=r"'vit-b16' is not a folder here.*hf download timm/vit_base_patch16_224\.augreg"
     ):
         backbone_path("vit-b16")
 

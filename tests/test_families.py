@@ -199,7 +199,7 @@ def test_sentence_folders_with_other_modules_or_damaged_lists_are_refused(
         load_encoder(folder)
     for damaged in ({"a": 1}, [1], [{"type": "Transformer"}], [{"type": "Transformer", "path": "../../elsewhere"}]):
         write(listed, damaged)
-        with pytest.raises(DataError, match=r"modules\.json is no list of modules with type and path"):
+        with pytest.raises(DataError, match=r"modules\.json is not a list of modules with type and path"):
             load_encoder(folder)
 
 

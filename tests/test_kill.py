@@ -43,7 +43,7 @@ def newest(folder: Path) -> int:
 
 
 def kill_after(child: BaseProcess, folder: Path, checkpoints: int, delay: float) -> None:
-    """kill -9 once so many more checkpoints have been written, and a moment later: anywhere between two of them, or in
+    """kill -9 once this many more checkpoints are written, and a moment later: anywhere between two of them, or in
     the middle of writing one."""
     goal = newest(folder) + checkpoints
     end = time.monotonic() + PATIENCE

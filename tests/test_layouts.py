@@ -128,7 +128,7 @@ def test_a_pickle_cut_short_is_named(tmp_path: Path) -> None:
     file = tmp_path / "set" / "test_batch"
     for length in (0, 1, 40, 2000):
         file.write_bytes(file.read_bytes()[:length])
-        with pytest.raises(DataError, match="test_batch is no readable pickle"):
+        with pytest.raises(DataError, match="test_batch is not a readable pickle"):
             read_pickle(file)
 
 
@@ -209,7 +209,7 @@ def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte announces 1568 bytes and has 1563"):
         read(tmp_path)
     images.write_bytes(labels.read_bytes())
-    with pytest.raises(DataError, match=r"no idx file of bytes with 3 axes: it begins with 00 00 08 01"):
+    with pytest.raises(DataError, match=r"not an idx file of bytes with 3 axes: its first bytes are 00 00 08 01"):
         read(tmp_path)
     images.write_bytes(whole)
     labels.write_bytes(idx(np.array([1], np.uint8)))

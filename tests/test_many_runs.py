@@ -107,7 +107,7 @@ def test_a_cell_that_fails_or_is_killed_stops_no_other_and_is_named(
     command = [*given, "--method", "fatal.Fatal", "fatal.Faulty", "ER", "SEQ"]
     assert main([*command, "--workers", "2"]) == 2
     said = capsys.readouterr()
-    assert "2 of 4 runs could not be made" in said.err
+    assert "2 of 4 runs failed" in said.err
     assert "Fatal, seed 0: its process was killed by signal 9" in said.err
     assert "Faulty, seed 0: unexpected error: RuntimeError: a fault" in said.err
     assert [line.split()[0] for line in said.out.splitlines() if line.startswith(("ER", "SEQ"))] == ["ER", "SEQ"]
@@ -116,7 +116,7 @@ def test_a_cell_that_fails_or_is_killed_stops_no_other_and_is_named(
 def test_cells_of_other_settings_are_not_run(tiny: Any, one_by_one: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stamps = {path: path.stat().st_mtime_ns for path in one_by_one.glob("*/*")}
     assert main([*words(tiny, one_by_one, **{"memory.size": 7}), "--workers", "2"]) == 2
-    assert "4 of 4 runs could not be made" in (said := capsys.readouterr().err)
+    assert "4 of 4 runs failed" in (said := capsys.readouterr().err)
     assert "ER-seed1' holds a run with other settings" in said
     assert {path: path.stat().st_mtime_ns for path in one_by_one.glob("*/*")} == stamps
 

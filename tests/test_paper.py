@@ -447,7 +447,7 @@ def test_what_cannot_be_run_does_not_stop_the_rest(
     monkeypatch.setitem(ENTRIES, "small", tables.replace(small, blocks=(block,), columns=("A_last",), baseline=""))
     assert main(["paper", "run", "small", "--scale", "full", "--out", str(tmp_path)]) == 2
     said = capsys.readouterr()
-    assert "1 of 2 runs could not be made:\n  NoSuch on " in said.err
+    assert "1 of 2 runs failed:\n  NoSuch on " in said.err
     assert "there is no method 'NoSuch'" in said.err
     assert re.search(r"10 +ER +1 +\d", said.out)
 

@@ -129,7 +129,7 @@ def test_the_order_of_numpy_is_that_of_its_global_generator_over_names_as_text()
 # -- reading
 
 
-@pytest.mark.filterwarnings("ignore:.*as published")
+@pytest.mark.filterwarnings("ignore:.*the published set")
 def test_the_five_datasets_are_five_tasks_of_one_size_in_the_papers_order(five: Path, tiny: Any) -> None:
     cut = DataSettings(image_size=32)
     parts = find_benchmark("five-datasets").parts(cut)
@@ -146,7 +146,7 @@ def test_the_five_datasets_are_five_tasks_of_one_size_in_the_papers_order(five: 
     assert torch.equal(stream.data.pixels[stream[3].train[3]], torch.from_numpy(larger).permute(2, 0, 1))
 
 
-@pytest.mark.filterwarnings("ignore:.*as published")
+@pytest.mark.filterwarnings("ignore:.*the published set")
 def test_digits_and_letters_are_never_mirrored_but_the_others_are(five: Path, tiny: Any) -> None:
     cut = DataSettings(image_size=32)
     parts = find_benchmark("five-datasets").parts(cut)
@@ -164,10 +164,10 @@ def test_digits_and_letters_are_never_mirrored_but_the_others_are(five: Path, ti
 
 @pytest.mark.usefixtures("five")
 def test_a_part_of_a_set_is_read_with_a_warning_unless_a_part_was_asked_for() -> None:
-    with pytest.warns(UserWarning, match="as published it has") as told:
+    with pytest.warns(UserWarning, match="the published set has") as told:
         find_benchmark("five-datasets").parts(DataSettings())
     of_svhn, *others = (str(warning.message) for warning in told)
-    assert "svhn has 10 training and 10 test examples, as published it has 73,257 and" in of_svhn
+    assert "svhn has 10 training and 10 test examples, but the published set has 73,257 and" in of_svhn
     assert [text.split(" has ")[0] for text in others] == ["mnist", "cifar10", "notmnist", "fashion_mnist"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -200,7 +200,7 @@ def test_the_later_sets_are_read_as_published_and_as_cut_for_their_literature(
     write_folders(nowhere / folder, classes, 5)
     (nowhere / folder / "README.txt").write_text("as in the archive")
     cut = DataSettings(tasks=5, class_order="numpy", seed=1993)
-    with pytest.warns(UserWarning, match=f"{name} has 40 training and 10 test examples, as published"):
+    with pytest.warns(UserWarning, match=f"{name} has 40 training and 10 test examples, but the published set"):
         parts = find_benchmark(name).parts(cut)
     assert [(len(part.train), len(part.test)) for part in parts] == [(8, 2)] * 5
     np.random.seed(1993)
@@ -209,7 +209,7 @@ def test_the_later_sets_are_read_as_published_and_as_cut_for_their_literature(
     own = nowhere / "cut" / name
     write_folders(own / "train", classes[:5], 3)
     write_folders(own / "test", classes[:5], 2)
-    with pytest.warns(UserWarning, match="as published"):
+    with pytest.warns(UserWarning, match="the published set"):
         parts = find_benchmark(name).parts(replace(cut, path=str(own)))
     assert [(len(part.train), len(part.test)) for part in parts] == [(3, 2)] * 5
 
@@ -236,7 +236,7 @@ def test_unequal_pictures_are_kept_at_256_pixels_or_as_told_and_decoded_once(
 
 
 def test_a_set_that_is_not_here_says_where_to_get_it_and_what_is_expected(nowhere: Path) -> None:
-    with pytest.raises(DataError, match=r"omnibenchmark is not there: get the corpus .*RevisitingCIL.*train/<class>/"):
+    with pytest.raises(DataError, match=r"omnibenchmark does not exist: get .*RevisitingCIL.*train/<class>/"):
         find_benchmark("omnibenchmark-desk").parts(DataSettings())
     with pytest.raises(DataError, match=r"'ufldl-stanford/svhn'.*Or get it from http://ufldl.*`bace check data`"):
         find_benchmark("five-datasets").parts(DataSettings())

@@ -141,7 +141,7 @@ def test_the_old_spellings_of_lists_in_the_metadata_are_understood(tmp_path):
 
 def test_integer_tags_without_names_take_label_names(tmp_path):
     path = parquet(tmp_path / "train.parquet", {"tokens": [["a", "b"]], "tags": [[0, 2]]})
-    with pytest.raises(DataError, match=r"'0' is no IOB tag.*label_names"):
+    with pytest.raises(DataError, match=r"'0' is not an IOB tag.*label_names"):
         read(path)
     table = read(path, label_names=["B-Q", "I-Q", "O", "B-A"])
     assert (table.labels, table.names) == ([["B-Q", "O"]], ["Q", "A"])
@@ -197,7 +197,7 @@ def test_parquet_cells_with_a_path_only_are_read_beside_the_file(tmp_path):
         return read(parquet(tmp_path / "train.parquet", {"image": cells, "label": ["a", "b"]}))
 
     assert torch.equal(second("pictures/one.png").inputs[1], as_tensor(picture(1)))
-    with pytest.raises(DataError, match="row 1: no picture but 'None'"):
+    with pytest.raises(DataError, match="row 1: this is not a picture: 'None'"):
         second(None)
     with pytest.raises(DataError, match=r"row 1: there is no picture .*two\.png"):
         second("pictures/two.png")
@@ -206,7 +206,7 @@ def test_parquet_cells_with_a_path_only_are_read_beside_the_file(tmp_path):
 def test_a_truncated_parquet_file_is_named(tmp_path):
     path = parquet(tmp_path / "train-0.parquet", {"text": ["x" * 100] * 50, "label": ["a"] * 50})
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(DataError, match=r"train-0\.parquet is no readable Parquet file.*fetch it again"):
+    with pytest.raises(DataError, match=r"train-0\.parquet is not a readable Parquet file.*fetch it again"):
         read(tmp_path)
 
 
@@ -216,7 +216,7 @@ def test_parquet_damaged_in_its_pages_is_named(tmp_path):
     content = bytearray(path.read_bytes())
     content[4:1500] = b"\xff" * 1496
     path.write_bytes(bytes(content))
-    with pytest.raises(DataError, match=r"train\.parquet is no readable Parquet file"):
+    with pytest.raises(DataError, match=r"train\.parquet is not a readable Parquet file"):
         read(path)
 
 
@@ -306,13 +306,13 @@ def test_a_hub_set_is_read_with_its_class_order():
 
 @pytest.mark.usefixtures("hub_cache")
 def test_a_hub_set_that_cannot_be_reached_says_so():
-    with pytest.raises(DataError, match="'nobody/no_such_set' is no file or folder here and could not be loaded"):
+    with pytest.raises(DataError, match="'nobody/no_such_set' is not a file or folder here and could not be loaded"):
         read("nobody/no_such_set")
 
 
 @pytest.mark.parametrize("source", ["nothing_here", "some/folder/of/mine", "data/train.csv"])
 def test_a_path_that_is_not_there_is_no_hub_id(source):
-    with pytest.raises(DataError, match=r"no file or folder\. Check the path"):
+    with pytest.raises(DataError, match=r"not a file or folder\. Check the path"):
         read(source)
 
 
@@ -570,7 +570,7 @@ def test_jsonl_of_texts_and_of_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "b", "label": }', r"t\.jsonl, line 2: no JSON"),
+        ('{"text": "b", "label": }', r"t\.jsonl, line 2: this is not readable as JSON"),
         ('["b", "x"]', r"t\.jsonl, line 2: expected \{"),
         ('{"text": "b"}', r"t\.jsonl, line 2: the label is missing"),
         ('{"text": "b", "label": 1.5}', r"t\.jsonl, line 2: label 1.5 is of type float"),
@@ -589,7 +589,7 @@ def test_jsonl_errors_name_the_line(tmp_path, line, message):
     [
         ('{"tokens": ["b", "c"], "ner_tags": ["O"]}', "line 2: 2 words but 1 tags"),
         ('{"tokens": ["b"], "ner_tags": []}', "line 2: 1 words but 0 tags"),
-        ('{"tokens": ["b"], "ner_tags": ["S-X"]}', "line 2: 'S-X' is no IOB tag"),
+        ('{"tokens": ["b"], "ner_tags": ["S-X"]}', "line 2: 'S-X' is not an IOB tag"),
         ('{"tokens": ["b"], "ner_tags": [["O"]]}', r"line 2: label \['O'\] is of type list"),
         ('{"tokens": ["b"], "ner_tags": "O"}', "line 2: the tags are 'O'"),
         ('{"tokens": "b", "ner_tags": ["O"]}', "line 2: expected a list of words, got 'b'"),
@@ -657,9 +657,9 @@ def test_a_conll_file_of_any_name_is_read_when_told(tmp_path):
     ("content", "message"),
     [
         ("a O\n\nb\n", r"t\.txt, line 3: only one column, 'b'"),
-        ("a O\nb PER\n", r"t\.txt, line 2: 'PER' is no IOB tag. Expected O, B-<type> or I-<type>"),
-        ("a O\nb E-PER\n", r"t\.txt, line 2: 'E-PER' is no IOB tag"),
-        ("a O\nb B-\n", r"t\.txt, line 2: 'B-' is no IOB tag"),
+        ("a O\nb PER\n", r"t\.txt, line 2: 'PER' is not an IOB tag. Expected O, B-<type> or I-<type>"),
+        ("a O\nb E-PER\n", r"t\.txt, line 2: 'E-PER' is not an IOB tag"),
+        ("a O\nb B-\n", r"t\.txt, line 2: 'B-' is not an IOB tag"),
         ("\n-DOCSTART- O\n\n", "no sentences"),
         ("", "is empty"),
     ],
@@ -837,11 +837,11 @@ def test_texts_and_sentences_in_memory():
         (["a", 5], ["x", "y"], "example 1: 'text' is 5"),
         ([["a", "b"]], [["O"]], "example 0: 2 words but 1 tags"),
         ([["a"], []], [["O"], []], "example 1: the sentence has no words"),
-        ([["a"]], [["PER"]], "example 0: 'PER' is no IOB tag"),
+        ([["a"]], [["PER"]], "example 0: 'PER' is not an IOB tag"),
         ([], [], "no examples"),
         (np.zeros((0, 4, 4), np.uint8), [], "no examples"),
-        ("text", ["x"], "one str is no list of examples"),
-        ([7], ["x"], "example 0: no picture but '7'"),
+        ("text", ["x"], "one str is not a list of examples"),
+        ([7], ["x"], "example 0: this is not a picture: '7'"),
     ],
 )
 def test_examples_in_memory_that_cannot_be_used_are_named(inputs, labels, message):

@@ -188,7 +188,7 @@ def test_a_pipe_named_like_a_picture_is_refused(tmp_path: Path) -> None:
     program = f"from bace.data.table import read; read({str(folder)!r}, split='train')"
     child = processes.run(program)  # of its own: what waits for a pipe cannot be interrupted
     assert "DataError" in child.stderr
-    assert "pipe.jpg: the picture cannot be decoded (it is no ordinary file)" in child.stderr
+    assert "pipe.jpg: the picture cannot be decoded (it is not an ordinary file)" in child.stderr
 
 
 def test_no_number_of_threads_ends_the_process(
@@ -214,8 +214,8 @@ def test_no_number_of_threads_ends_the_process(
         (f'{{"text": {HALF}, "label": "a"}}', "half a character"),
         (f'{{"text": "b", "label": {HALF}}}', "half a character"),
         (f'{{"tokens": [{HALF}], "tags": ["O"]}}', "half a character"),
-        (f'{{"text": "b", "label": {NESTED}}}', "no JSON that can be read"),
-        (f'{{"text": "b", "label": {LONG}}}', "no JSON that can be read"),
+        (f'{{"text": "b", "label": {NESTED}}}', "this is not readable as JSON"),
+        (f'{{"text": "b", "label": {LONG}}}', "this is not readable as JSON"),
         ('{"text": "b", "label": NaN}', "label is missing"),
         ('{"text": "b", "label": 1e999}', "Labels are whole numbers or strings"),
         ('{"text": "b", "label": [[]]}', "Labels are whole numbers or strings"),

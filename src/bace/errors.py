@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class BaceError(Exception):
-    """Something the user can put right; the command line prints it without a traceback."""
+    """An error that the user can correct. The command line prints it without a traceback."""
 
 
 class ConfigError(BaceError):
@@ -16,7 +16,7 @@ class ConfigError(BaceError):
 
 
 class InUse(ConfigError):
-    """A run folder that another process works in."""
+    """A run folder is in use by another process."""
 
 
 class DataError(BaceError):
@@ -63,7 +63,7 @@ def one_line(error: Exception) -> str:
 
 
 def kept_traceback() -> str:
-    """Where the traceback of the error being handled was written to."""
+    """Write the traceback of the current error to a file, and say where it is."""
     try:
         with tempfile.NamedTemporaryFile("w", prefix="bace-", suffix=".txt", delete=False) as file:
             traceback.print_exc(file=file)

@@ -1,5 +1,5 @@
-"""Files are written whole or not at all, never through a symbolic link; what we did not write is never deleted. JSON
-that anyone may have written is read with limits, and a path in it leads to nowhere but its folder."""
+"""Files are written completely or not at all, and never through a symbolic link. Files of others are never deleted.
+JSON that anyone may have written is read with limits, and a path in it cannot lead out of its folder."""
 
 import fcntl
 import json
@@ -12,12 +12,12 @@ from pathlib import Path
 from types import NoneType
 from typing import IO, Any, get_args, get_origin, get_type_hints
 
-MOST_NESTED = 100  # JSON deeper than this has no meaning here, and would end in a RecursionError somewhere
+MOST_NESTED = 100  # JSON that is nested deeper has no meaning here and would cause a RecursionError somewhere
 
 
 def parse_json(text: str) -> Any:
-    """JSON from a file. ValueError says why it cannot be used, also for what Python's own reader lets through: halves
-    of characters, which cannot be written again, and nesting without end."""
+    """JSON from a file. A ValueError says why it cannot be used. This includes what Python's own reader accepts: halves
+    of characters, which cannot be written again, and unlimited nesting."""
     try:
         found = json.loads(text)
     except RecursionError:
@@ -29,14 +29,14 @@ def parse_json(text: str) -> Any:
 
 
 def _is_flat(value: Any, most: int) -> bool:
-    """Whether at most so many lists and objects are nested in each other."""
+    """Whether at most this many lists and objects are nested in each other."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return parts is None or (most > 0 and all(_is_flat(part, most - 1) for part in parts))
 
 
 def typed(found: Any, kind: Any, name: str) -> Any:
-    """JSON as an annotation says it: a dataclass from an object, a tuple from a list. ValueError names what is not so.
-    Numbers are finite; where None may stand, it stands for the others too."""
+    """JSON converted to an annotated type: an object to a dataclass, a list to a tuple. A ValueError says what does not
+    fit. Numbers are finite. Where None is allowed, it replaces numbers that are not."""
     origin, kinds = get_origin(kind), get_args(kind)
     if NoneType in kinds:
         infinite = isinstance(found, float) and not is_number(found)

@@ -27,6 +27,7 @@ from bace.errors import ConfigError
 from bace.methods.codaprompt import CODAPrompt, Components, attended, orthonormal
 
 SHORT = {"name": "coda-prompt", "tune_epochs": 2, "tune_batch": 6, "tune_lr": 0.05, "components": 3, "length": 4}
+SHORT["tune_steps"] = 0
 
 
 def standing(tiny: Any, modality: str) -> Any:
@@ -199,7 +200,7 @@ def test_the_gradient_of_every_part_is_that_of_its_formula(tiny: Any) -> None:
 
 
 def test_the_published_settings_are_the_default(tiny: Any) -> None:
-    method, _, stage = at_stage(tiny, "image", {"name": "coda-prompt"}, "tune", task=0)
+    method, _, stage = at_stage(tiny, "image", {"name": "coda-prompt", "tune_steps": 0}, "tune", task=0)
     assert (method.components, method.length, method.blocks) == (10, 8, 5)
     assert (stage.optimiser, stage.epochs, stage.batch_size, stage.lr) == ("adam", 20, 128, 0.001)
     assert [stage.schedule(e) for e in (0, 10, 20)] == pytest.approx([1.0, 0.5, 0.0])
@@ -223,6 +224,7 @@ def test_the_published_settings_are_the_default(tiny: Any) -> None:
         {"tune_epochs": 0},
         {"tune_lr": 0.0},
         {"tune_batch": 0},
+        {"tune_steps": -1},
     ],
 )
 def test_impossible_values_are_refused(wrong: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.dualprompt import DualPrompt, GeneralAndExpert
 
-SHORT = {"name": "dualprompt", "tune_epochs": 2, "tune_batch": 6, "g_length": 2, "e_length": 3}
+SHORT = {"name": "dualprompt", "tune_epochs": 2, "tune_batch": 6, "tune_steps": 0, "g_length": 2, "e_length": 3}
 
 
 def standing(tiny: Any, modality: str, **options: Any) -> Any:
@@ -134,7 +134,7 @@ def test_an_e_prompt_starts_as_the_one_before_and_its_key_is_new(tiny: Any) -> N
     assert prompts.expert[1] is not prompts.expert[0]
     assert not torch.equal(prompts.keys[1], prompts.keys[0])
     assert not any(p.any() for p in method.model.head.of(1))
-    method, _, _ = at_stage(tiny, "image", {"name": "dualprompt"}, "tune", task=0)
+    method, _, _ = at_stage(tiny, "image", {"name": "dualprompt", "tune_steps": 0}, "tune", task=0)
     for p in method.model.prompts.parameters():
         assert float(p.min()) >= 0
         assert 0.005 < float(p.max()) < 0.01
@@ -190,7 +190,7 @@ def test_without_a_g_prompt_a_task_changes_nothing_of_another(tiny: Any) -> None
 
 
 def test_the_published_settings_are_the_default(tiny: Any) -> None:
-    method, _, stage = at_stage(tiny, "image", {"name": "dualprompt"}, "tune", task=0)
+    method, _, stage = at_stage(tiny, "image", {"name": "dualprompt", "tune_steps": 0}, "tune", task=0)
     assert (method.g_blocks, method.e_blocks, method.g_length, method.e_length) == (2, 3, 5, 5)
     assert (stage.optimiser, stage.epochs, stage.batch_size, stage.clip) == ("adam", 5, 24, 1.0)
     assert (method.pull, stage.weight_decay) == (1.0, 0.0)
@@ -210,6 +210,7 @@ def test_the_published_settings_are_the_default(tiny: Any) -> None:
         {"tune_epochs": 0},
         {"tune_lr": 0.0},
         {"tune_batch": 0},
+        {"tune_steps": -1},
     ],
 )
 def test_impossible_values_are_refused(wrong: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ def features_of(model: Any, tip: int, batch: Batch) -> Array:
 
 
 def learned(tiny: Any, tasks: int, options: dict[str, Any], **changes: Any) -> tuple[Any, Trainer]:
-    """A method that has learned so many tasks of three, and its trainer."""
+    """A method that has learned this many tasks of three, and its trainer."""
     method, stream, config = make(tiny, "image", options, **{"benchmark.tasks": [2, 1, 2], **changes})
     trainer = Trainer(method, stream, config)
     for task in range(tasks):

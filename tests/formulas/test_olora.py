@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from steps import array, at_task, cross_entropy, learned_before, logits_of, make, recorded_passes, some, weights
+from steps import (
+    array,
+    at_stage,
+    at_task,
+    cross_entropy,
+    learned_before,
+    logits_of,
+    make,
+    recorded_passes,
+    some,
+    weights,
+)
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -15,7 +26,7 @@ from bace.core.trainer import Trainer
 from bace.errors import ConfigError
 from bace.methods.olora import OLoRA
 
-OPTIONS = {"name": "o-lora", "rank": 3}
+OPTIONS = {"name": "o-lora", "rank": 3, "tune_epochs": 2, "tune_batch": 6, "tune_steps": 0}
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])
@@ -51,17 +62,15 @@ def test_the_overlap_by_hand(tiny: Any) -> None:
 
 def test_the_overlap_shrinks_in_training_where_it_counts(tiny: Any) -> None:
     def left(weight: float) -> float:
-        method = learned_before(
-            tiny, "image", {**OPTIONS, "orthogonality": weight}, 2, **{"train.epochs": 10, "train.lr": 0.005}
-        ).method
-        return float(method.overlap())
+        options = {**OPTIONS, "orthogonality": weight, "tune_epochs": 10, "tune_lr": 0.005}
+        return float(learned_before(tiny, "image", options, 2).method.overlap())
 
     assert left(0.5) < 0.5 * left(0.0)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_in_the_first_task_it_is_lora(tiny: Any, weight: float) -> None:
-    """W + B A by torch's parametrisation, SGD in a plain loop over the same batches."""
+    """W + B A by torch's parametrisation, AdamW in a plain loop over the same batches."""
 
     class Plus(nn.Module):
         def __init__(self, A: Tensor, B: Tensor) -> None:
@@ -72,7 +81,7 @@ def test_in_the_first_task_it_is_lora(tiny: Any, weight: float) -> None:
             return W + self.B @ self.A
 
     method = at_task(tiny, "image", {**OPTIONS, "orthogonality": weight}, task=0)
-    head = [p.detach().clone().requires_grad_() for p in (method.model.head.sigma, method.model.head.blocks[0])]
+    head = [p.detach().clone().requires_grad_() for p in method.model.head.of(0)]
     encoder = make(tiny, "image", {"name": "seq"})[0].model.encoder.eval().requires_grad_(False)
     changes = []
     for block, parts in zip(encoder.blocks, np.array(list(method.lora.sets[0])).reshape(-1, 2), strict=True):
@@ -84,21 +93,20 @@ def test_in_the_first_task_it_is_lora(tiny: Any, weight: float) -> None:
     with recorded_passes() as passes:
         Trainer(learned, stream, config).learn(stream[0])
     trained = [p for change in changes for p in change.parameters()]
-    optimiser = torch.optim.SGD([*trained, *head], lr=0.05, momentum=0.9)
+    optimiser = torch.optim.AdamW([*trained, *head], lr=0.001, weight_decay=0.0)
     for batch in (passed.batch for passed in passes if passed.training):
-        cosine = F.normalize(encoder(batch.inputs)[:, 0], dim=1) @ F.normalize(head[1], dim=1).T
         optimiser.zero_grad()
-        F.cross_entropy(head[0] * cosine, batch.targets).backward()
+        F.cross_entropy(F.linear(encoder(batch.inputs)[:, 0], *head), batch.targets).backward()
         optimiser.step()
     for change, part in zip(changes, learned.lora.sets[0], strict=True):
         assert part.B.any()
         torch.testing.assert_close(part.A, change.A, atol=1e-10, rtol=0)
         torch.testing.assert_close(part.B, change.B, atol=1e-10, rtol=0)
-    torch.testing.assert_close(learned.model.head.blocks[0], head[1], atol=1e-10, rtol=0)
+    torch.testing.assert_close(learned.model.head.blocks[0], head[0], atol=1e-10, rtol=0)
 
 
 def test_a_task_changes_its_own_change_and_head_rows_alone_and_all_changes_predict(tiny: Any) -> None:
-    method, stream, config = make(tiny, "image", OPTIONS, **{"head.kind": "linear"})
+    method, stream, config = make(tiny, "image", OPTIONS)
     trainer, before = Trainer(method, stream, config), weights(method)
     trainer.learn(stream[0])
     first = weights(method)
@@ -118,11 +126,14 @@ def test_a_weight_of_zero_and_the_first_task_leave_the_overlap_out(tiny: Any) ->
         assert set(method.loss(some(method))) == {"new"}
 
 
-def test_the_published_weight_is_the_default() -> None:
-    assert (OLoRA().rank, OLoRA().orthogonality) == (8, 0.5)
+def test_the_published_settings_are_the_default(tiny: Any) -> None:
+    assert (OLoRA().rank, OLoRA().orthogonality, OLoRA().tune_batch) == (8, 0.5, 64)
+    _, _, stage = at_stage(tiny, "text", {"name": "o-lora", "tune_steps": 0}, "tune", task=0)
+    assert (stage.epochs, stage.optimiser, stage.lr, stage.weight_decay) == (1, "adamw", 0.001, 0.0)
+    assert {stage.schedule(e) for e in (0, 0.5, 1)} == {1.0}
 
 
-@pytest.mark.parametrize("wrong", [{"rank": 0}, {"orthogonality": -0.5}])
+@pytest.mark.parametrize("wrong", [{"rank": 0}, {"orthogonality": -0.5}, {"tune_lr": 0.0}, {"tune_steps": -1}])
 def test_impossible_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         OLoRA(**wrong)

@@ -14,7 +14,7 @@ from bace.errors import ConfigError
 from bace.methods.sdlora import Decoupled, SDLoRA
 from bace.models.lora import LoRA
 
-SHORT = {"name": "sd-lora", "tune_epochs": 2, "tune_batch": 6, "tune_lr": 0.1, "rank": 3}
+SHORT = {"name": "sd-lora", "tune_epochs": 2, "tune_batch": 6, "tune_lr": 0.1, "tune_steps": 0, "rank": 3}
 PROJECTIONS = {
     "image": ("attention.q_proj", "attention.v_proj"),
     "text": ("attention.self.query", "attention.self.value"),
@@ -100,7 +100,7 @@ def test_the_loss_is_over_the_new_classes_and_gives_no_gradient_to_what_is_fixed
 
 
 def test_the_published_settings_are_the_default(tiny: Any) -> None:
-    method, _, stage = at_stage(tiny, "image", {"name": "sd-lora"}, "tune", task=0)
+    method, _, stage = at_stage(tiny, "image", {"name": "sd-lora", "tune_steps": 0}, "tune", task=0)
     assert (stage.epochs, stage.batch_size, stage.lr, stage.momentum, stage.weight_decay) == (20, 128, 0.008, 0.9, 0.0)
     assert stage.optimiser == "sgd"
     assert {stage.schedule(e) for e in (0, 10, 19)} == {1.0}
@@ -117,7 +117,7 @@ def test_a_change_that_never_moved_is_no_division_by_zero(tiny: Any) -> None:
     assert torch.equal(encoder(pixels), plain(pixels))
 
 
-@pytest.mark.parametrize("wrong", [{"rank": 0}, {"tune_epochs": 0}, {"tune_lr": 0.0}, {"tune_batch": 0}])
+@pytest.mark.parametrize("wrong", [{"rank": 0}, {"tune_epochs": 0}, {"tune_lr": 0.0}, {"tune_steps": -1}])
 def test_impossible_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         SDLoRA(**wrong)

@@ -29,17 +29,24 @@ from bace.experiments.compare import folder_name
 from bace.methods import find_method
 from bace.methods.seqstar import SEQStar
 
-STAR = {"name": "seqstar", "warmup_epochs": 2, "head_epochs": 3}
+STAR = {"name": "seqstar", "warmup_epochs": 2, "head_epochs": 3, "head_steps": 0}
+
+
+def some_task(tiny: Any, modality: str) -> Any:
+    """The second one."""
+    return make(tiny, modality, STAR)[1][1]
 
 
 # -- the stages
 
 
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
-def test_the_warm_up_is_seq_on_the_first_task_bit_for_bit(tiny: Any, modality: str) -> None:
-    star, _, _ = at_stage(tiny, modality, STAR, "head", task=0)
-    seq = learned_before(tiny, modality, {"name": "seq"}, 1, **{"train.epochs": 2}).method
-    assert_equal_bits(weights(star.model), weights(seq.model))
+def test_without_future_rows_the_warm_up_is_seq_on_the_first_task_bit_for_bit(tiny: Any, modality: str) -> None:
+    star, _, _ = at_stage(tiny, modality, {**STAR, "future": 0}, "head", task=0)
+    rates = {"train.epochs": 2, "train.optimiser": "adamw", "train.lr": 1e-5, "train.head_lr": 1e-3}
+    seq = learned_before(tiny, modality, {"name": "seq"}, 1, **rates).method
+    learned = {name: value for name, value in weights(star.model).items() if ".future." not in name}
+    assert_equal_bits(learned, weights(seq.model))
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
@@ -50,6 +57,7 @@ def test_the_encoder_learns_in_the_warm_up_alone_and_a_later_task_only_its_own_r
     shared, rows = ({"model.head.sigma"}, ["blocks"]) if kind == "cosine" else (set(), ["blocks", "biases"])
     for task in range(3):
         own = {f"model.head.{name}.{task}" for name in rows}
+        own |= {f"model.head.future.{name}.0" for name in rows} if task < 2 else set()
         assert changed[task, "head"] == (own | shared if task == 0 else own)
     assert {name for name in changed[0, "main"] if name.startswith("model.encoder.")}
 
@@ -78,11 +86,11 @@ def test_scores_of_old_classes_do_not_change_by_a_bit(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
-def test_rows_are_learned_by_cross_entropy_over_all_seen_classes_on_fixed_clean_features(
+def test_rows_are_learned_by_cross_entropy_over_all_classes_on_fixed_clean_features(
     tiny: Any, modality: str
 ) -> None:
-    """O is class 0, like any other."""
-    method, _, stage = at_stage(tiny, modality, STAR, "head")
+    """Those of earlier tasks, of the task and (three here) of the future. O is class 0, like any other."""
+    method, _, stage = at_stage(tiny, modality, {**STAR, "future": len(some_task(tiny, modality).classes) + 3}, "head")
     ids = method.stream[1].train
     clean = method.stream.batch(ids[:6])
     with recorded_passes() as passes:
@@ -90,6 +98,10 @@ def test_rows_are_learned_by_cross_entropy_over_all_seen_classes_on_fixed_clean_
     assert not passes  # features were computed before the epoch
     logits, targets = logits_of(method.model, clean), clean.targets.numpy()
     assert logits.shape[1] == method.now.seen > method.now.known
+    future = array(method.model.head.future.blocks[0])
+    assert len(future) == 3
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (method.outputs(ids[:6]).features.numpy(), future)]
+    logits = np.concatenate([logits, float(method.model.head.sigma) * unit[0] @ unit[1].T], 1)
     assert loss.item() == pytest.approx(cross_entropy(logits, targets), rel=1e-9)
     assert (targets == 0).any() == (modality == "token")
 
@@ -97,7 +109,7 @@ def test_rows_are_learned_by_cross_entropy_over_all_seen_classes_on_fixed_clean_
 def test_the_steps_are_adamws_on_the_new_rows(tiny: Any) -> None:
     """All examples in one batch: m, v and the step by hand, with gradient (p - y)^T f of a linear head."""
     changes = {"train.batch_size": 100, "head.kind": "linear", "train.weight_decay": 0.1}
-    method, trainer, stage = at_stage(tiny, "text", {**STAR, "head_lr": 0.02}, "head", **changes)
+    method, trainer, stage = at_stage(tiny, "text", {**STAR, "head_lr": 0.02, "future": 0}, "head", **changes)
     ids = method.stream[1].train
     f, y = features_of(method.model.encoder, method.stream.batch(ids)), method.stream.labels(ids)[1].numpy()
     old, rows = array(method.model.head.blocks[0]), array(method.model.head.blocks[1])
@@ -137,6 +149,44 @@ def test_the_features_of_a_task_are_announced(tiny: Any) -> None:
     assert method.needs(1) == (encoder + words * method.model.encoder.width, 0)
 
 
+# -- rows of the future
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_a_task_takes_its_rows_from_those_of_the_future_as_they_were_left(tiny: Any, kind: str) -> None:
+    changes = {"benchmark.tasks": [2, 1, 2], "head.kind": kind}
+    trainer = learned_before(tiny, "text", STAR, 1, **changes)
+    method, stream = trainer.method, trainer.stream
+    parts = ["blocks", "biases"] if kind == "linear" else ["blocks"]
+    held = [getattr(method.model.head.future, name)[0].detach().clone() for name in parts]
+    assert [len(rows) for rows in held] == [3] * len(parts)  # those of the second and third task
+    method.now.begin(stream[1])
+    method.now.show_task(stream[1])
+    method.grow(stream[1])
+    for name, rows in zip(parts, held, strict=True):
+        assert torch.equal(getattr(method.model.head, name)[1], rows[:1])
+        assert torch.equal(getattr(method.model.head.future, name)[0], rows[1:])
+
+
+def test_rows_of_the_future_learn_to_score_low_on_the_tasks_before_them(tiny: Any) -> None:
+    def score(**more: Any) -> float:
+        trainer = learned_before(tiny, "text", {**STAR, "head_epochs": 30, "head_lr": 0.02, **more}, 2)
+        method, task = trainer.method, trainer.stream[0]
+        with trainer.stream.licence("a test", task.train):
+            logits = method.outputs(task.train).logits
+        return float((logits[:, 2:] - logits[:, :2].mean(1, keepdim=True)).mean())
+
+    assert score() < score(future=0)
+
+
+def test_more_classes_than_were_foreseen_get_new_rows(tiny: Any) -> None:
+    trainer = learned_before(tiny, "text", {**STAR, "future": 1}, 2, **{"benchmark.tasks": [2, 2]})
+    assert trainer.method.model.head.classes == 4
+    assert trainer.method.model.head.future.classes == 0
+    random = make(tiny, "text", {**STAR, "future": 0}, **{"benchmark.tasks": [2, 2]})
+    assert random[0].model.head.future.classes == 0
+
+
 # -- its name
 
 
@@ -147,7 +197,17 @@ def test_it_is_found_with_a_star_and_by_a_plain_name_and_its_folder_is_not_seqs(
     assert folder_name("SEQ* (head_lr=0.1)") == "SEQstar-head-lr=0.1"
 
 
-@pytest.mark.parametrize("wrong", [{"warmup_epochs": -1}, {"head_epochs": 0}, {"head_lr": 0.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"warmup_epochs": -1},
+        {"warmup_lr": 0.0},
+        {"head_epochs": 0},
+        {"head_lr": 0.0},
+        {"head_steps": -1},
+        {"future": -1},
+    ],
+)
 def test_values_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"{next(iter(wrong))} \({next(iter(wrong.values()))}\)"):
         SEQStar(**wrong)

@@ -34,8 +34,9 @@ SEEDS = range(5)
 SPREADS = 4.0  # half the width of a band, in standard deviations
 LEAST = 1.5  # and at least this: four of the 240 test digits of tasks 2 to 5
 MEASURES = ("A_last", "A_avg", "A_new", "FGT")
-# random features, whose number is squared: seconds instead of minutes
-FEWER: dict[str, dict[str, Any]] = {"RanPAC": {"M": 1000}, "ACIL": {"expansion": 500}}
+# random features, whose number is squared, and steps of small tasks: seconds instead of minutes
+FEWER: dict[str, dict[str, Any]] = {"RanPAC": {"M": 1000}, "ACIL": {"expansion": 500}, "SEQ*": {"head_steps": 200}}
+FEWER |= {name: {"tune_steps": 100} for name in ("CODA-Prompt", "DualPrompt", "O-LoRA", "SD-LoRA")}
 TITLES = [method.title for method in METHODS if "image" in method.modalities]
 
 # By the name torch gives it: what brings torch's own kernels, MKL and oneDNN down to an instruction set.

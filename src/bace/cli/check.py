@@ -1,4 +1,4 @@
-"""Check which public sets are here and complete, or what a backbone is."""
+"""Check which public sets are here and complete, or describe a backbone."""
 
 from pathlib import Path
 
@@ -10,16 +10,16 @@ def check_data(name: str | None = None, *, path: Path | None = None, json: bool 
     """Say for each public set whether it is here and complete, and if not how to get it.
 
     Args:
-        name: a set or a benchmark; if it is given, a set that is missing or has other numbers than published is an
-            error (exit status 2).
-        path: a folder that holds a folder for each set; the one that the environment variable BACE_DATA names is
-            searched as well.
-        json: the same for programs.
+        name: a set or a benchmark. With a name, the exit status is 2 if a set is missing or if its numbers of examples
+            differ from the published ones.
+        path: a folder that holds a folder for each set. The folder that the environment variable BACE_DATA names is
+            searched, too.
+        json: print JSON, for programs.
     """
     from bace.data.check import check, raise_problems, sets_of
 
     if path and not path.is_dir():
-        raise ConfigError(f"--path '{path}' is no folder: give the one that holds a folder for each set")
+        raise ConfigError(f"--path '{path}' is not a folder: name the folder that holds a folder for each set")
     findings = [check(corpus, modality, str(path) if path else None) for corpus, modality in sets_of(name)]
     header = ["set", "status", "classes", "train", "test", "where, or how to get it"]
     rows = [[found.corpus.folder, found.status, *found.numbers(), found.remark] for found in findings]
@@ -34,11 +34,11 @@ def check_data(name: str | None = None, *, path: Path | None = None, json: bool 
 
 
 def check_backbone(name: str, *, json: bool = False) -> None:
-    """Load a backbone and say its width, parameters, input and licence.
+    """Load a backbone and print its width, parameters, input and licence.
 
     Args:
         name: one of `bace list backbones`, a folder, a weights file or a hub id.
-        json: the same for programs.
+        json: print JSON, for programs.
     """
     from bace.models.loading import describe_backbone
 

@@ -25,23 +25,23 @@ def command(
     on: Literal["ray", "slurm"] | None = None,
     **settings: Any,
 ) -> None:
-    """Run several methods with several seeds: one table and page.
+    """Run several methods with several seeds, and make one table and one page.
 
-    The page is OUT/report.html. The same command continues where it was stopped: finished runs are not run again, one
-    that was cut off is resumed. All settings of `bace run --help` are taken and hold for every method, but
-    hyper-parameters belong in brackets: bace compare --benchmark digits --method ER BaCE "BaCE(alpha=0)" --seeds 3
-    --train.epochs 3. The first seed is --seed.
+    The page is OUT/report.html. The same command continues a comparison that was stopped: it skips finished runs and
+    resumes unfinished ones. It takes all settings of `bace run --help`, which hold for every method. Hyper-parameters
+    stand in brackets: bace compare --benchmark digits --method ER BaCE "BaCE(alpha=0)" --seeds 3 --train.epochs 3. The
+    first seed is --seed.
 
     Args:
-        method: names of `bace list methods`, with hyper-parameters if wanted ("BaCE(alpha=0.5, K=3)"); `all` is every
-            method that takes the data, in the order of their results. Not needed if the file names a method.
-        seeds: how many seeds.
+        method: names of `bace list methods`, with or without hyper-parameters ("BaCE(alpha=0.5, K=3)"). `all` stands
+            for every method that takes the data; its table is ranked. You may leave it out if the file names a method.
+        seeds: the number of seeds.
         out: the folder that keeps the runs; by default runs/BENCHMARK.
-        config: a YAML file of settings; those of the command line win.
-        trust: a method of your own that the file names may be imported, which runs its code.
-        workers: how many runs at a time, each in a process with its share of the CPU's threads; default: one here, and
-            as many as there is room for on a cluster (docs/scale.md).
-        on: the cluster that runs them: `ray` or `slurm`; default: this machine.
+        config: a YAML file of settings. Settings on the command line override it.
+        trust: allow a method of your own that the file names to be imported, which runs its code.
+        workers: the number of runs at a time, each in a process with its share of the CPU's threads. The default is one
+            on this machine, and as many as fit on a cluster (docs/scale.md).
+        on: the cluster that runs them, `ray` or `slurm`; the default is this machine.
     """
     from bace.cli.settings import from_file, import_typed
     from bace.config.parse import DEFAULT_NAMES, flatten
@@ -58,7 +58,7 @@ def command(
     elif own := {key[7:]: value for key, value in file.items() if key.startswith("method.")}:
         asked = [(str(own.pop("name", DEFAULT_NAMES["method.name"])), own)]
     else:
-        raise ConfigError("bace compare needs --method: names, or `all` for every method that takes these data")
+        raise ConfigError("bace compare needs --method: give names, or `all` for every method that takes these data")
     out, cells = cells_of(asked, given, seeds, out)
     tell(f"methods: {len(asked)}, seeds: {seeds}, on {cells[0].config.benchmark['name']}, kept in {out}")
     failed = run_cells(cells, workers=workers, on=on)
@@ -68,11 +68,11 @@ def command(
 
 
 def prepare(parser: Parser, words: Sequence[str]) -> None:
-    """Add the settings, but to the help, which refers to that of `run`."""
+    """Add the settings, except to the help page, which refers to the page of `run`."""
     parser.usage = "bace compare --method NAME [NAME ...] [--seeds N] [options] [settings]"
     if not {"-h", "--help"} & set(words):
         from bace.config.parse import add_settings
 
         if typed := next((word for word in words if word.startswith("--method.")), None):
-            raise ConfigError(f"'{typed}' belongs in brackets behind its method: --method \"BaCE(alpha=2)\"")
+            raise ConfigError(f"'{typed}' belongs in brackets after its method: --method \"BaCE(alpha=2)\"")
         add_settings(parser)

@@ -1,4 +1,4 @@
-"""What commands share: what is printed, and how many seeds there are."""
+"""What commands share: printing, and the check of the number of seeds."""
 
 import json
 import sys
@@ -13,13 +13,13 @@ def check_seeds(seeds: int) -> None:
 
 
 def name_failures(failed: dict[str, str], total: int) -> None:
-    """Refuse to call a comparison done of which some runs failed (name: reason); runs with one reason share a line."""
+    """Fail if some runs of a comparison failed (name: reason). Runs with the same reason share a line."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in failed.items():
         by_reason.setdefault(reason, []).append(name)
     if failed:
         lines = "".join(f"\n  {'; '.join(names)}: {reason}" for reason, names in by_reason.items())
-        raise ConfigError(f"{len(failed)} of {total} runs could not be made:{lines}")
+        raise ConfigError(f"{len(failed)} of {total} runs failed:{lines}")
 
 
 def print_rows(header: list[str], rows: list[list[str]]) -> None:
@@ -51,7 +51,7 @@ def print_json(value: object) -> None:
 
 
 def in_line(value: object) -> str:
-    """A value of a prediction: words and tags with spaces, entities as 0-13 person "Angela Merkel"."""
+    """A value of a prediction as text: words and tags with spaces; an entity as 0-13 person "Angela Merkel"."""
     if not isinstance(value, list):
         return printable(str(value))
     return " ".join(
@@ -61,7 +61,7 @@ def in_line(value: object) -> str:
 
 
 def in_words(value: object) -> str:
-    """A cell: lists and the names of settings with commas."""
+    """A cell as text: lists and names of settings have commas between them."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list | dict) else str(value)

@@ -6,9 +6,9 @@ from bace.cli import compare
 
 
 def command(*, out: Path = Path("demo")) -> None:
-    """Compare SEQ, ER, BaCE and MTL on the embedded digits with 3 seeds: a table and a page.
+    """Compare SEQ, ER, BaCE and MTL on the embedded digits with 3 seeds, and make a table and a page.
 
     Args:
-        out: the folder that keeps the runs and the page, report.html; what is finished there is not run again.
+        out: the folder that keeps the runs and the page, report.html. Finished runs are not run again.
     """
     compare.command(method=["SEQ", "ER", "BaCE", "MTL"], seeds=3, out=out, benchmark="digits")

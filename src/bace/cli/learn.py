@@ -22,19 +22,20 @@ def command(
 ) -> None:
     """Teach a model the classes of your data.
 
-    The old data are not needed again. MODEL changes only when everything is learned: killed before, it is as it was.
+    The old data are not needed again. MODEL changes only when everything is learned. If the command is killed before
+    that, MODEL stays as it was.
 
     Args:
-        model: the folder of a saved learner; with --new, the folder that is made.
-        data: labelled: class folders, a CSV, JSONL, Parquet or CoNLL file, a folder with train.csv, or a hub id.
-        new: begin a model with these data; the options up to --config belong to it, later calls keep them.
+        model: the folder of a saved learner; with --new, the folder to create.
+        data: labelled data: class folders, a CSV, JSONL, Parquet or CoNLL file, a folder with train.csv, or a hub id.
+        new: begin a model with these data. The options up to --config belong to --new, and later calls keep them.
         method: a name of `bace list methods`.
         backbone: a name of `bace list backbones`, a folder, a weights file or a hub id.
-        memory: how many examples are kept.
-        config: a YAML file of further settings.
-        column: of a table, the column that holds the examples.
-        label_column: of a table, the column that holds the labels.
-        trust: a method of your own that MODEL or the file names may be imported, which runs its code.
+        memory: the number of examples that the model keeps.
+        config: a YAML file with further settings.
+        column: the column of a table that holds the examples.
+        label_column: the column of a table that holds the labels.
+        trust: allow a method of your own that MODEL or the file names to be imported, which runs its code.
     """
     from bace.cli.settings import from_file, import_typed
     from bace.data.table import read

@@ -6,11 +6,11 @@ from bace.cli.console import in_words, print_json, print_rows
 
 
 def command(kind: Literal["methods", "benchmarks", "backbones"], *, json: bool = False) -> None:
-    """List the methods, benchmarks or backbones: what can be named on the command line.
+    """List the methods, benchmarks or backbones that you can name on the command line.
 
     Args:
-        kind: what is listed.
-        json: the same for programs.
+        kind: what to list.
+        json: print JSON, for programs.
     """
     rows = KINDS[kind]()
     if json:

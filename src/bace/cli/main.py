@@ -1,5 +1,5 @@
-"""The command line. A command is a file beside this one: annotations and docstring of its function `command`, or of its
-several `COMMANDS`, are its options and its help. Only the command that is asked for imports what it needs."""
+"""The command line. Each command is a file beside this one. The annotations and the docstring of its function `command`
+(or of its several `COMMANDS`) define its options and its help. Only the command that is used imports what it needs."""
 
 import importlib
 import sys
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def answer(words: list[str]) -> int:
-    """Run the command; the exit status is 2 for what the user can put right."""
+    """Run the command. The exit status is 2 for errors that the user can correct."""
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     try:
@@ -44,14 +44,14 @@ def answer(words: list[str]) -> int:
         print(f"bace: unexpected error: {printable(one_line(error))}. {kept_traceback()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        how = "a run is continued by `bace run --resume DIR`, everything else by the same command"
+        how = "`bace run --resume DIR` continues a run; for everything else, give the same command again"
         print(f"bace: stopped; {how}", file=sys.stderr)
         return 130
     return 0
 
 
 def obey(words: list[str]) -> None:
-    # what was not typed is not in the namespace: the function's own defaults hold
+    # the namespace holds only what was typed, so the defaults of the function apply
     parsed = make_parser(words).parse_args(words, defaults=False)
     module, given = importlib.import_module(f"bace.cli.{parsed.command}"), parsed[parsed.command]
     if hasattr(module, "COMMANDS"):
@@ -61,7 +61,7 @@ def obey(words: list[str]) -> None:
 
 
 def make_parser(words: Sequence[str]) -> Parser:
-    """The commands, of which the first word's (all, if a script of completions is asked for) is ready to parse."""
+    """A parser of all commands. Only the first word's command has its options; for a completion script, all have."""
     set_parsing_settings(add_print_completion_argument=True)
     parser = Parser(prog="bace", description=ABOUT, epilog=MORE)
     parser.add_argument("--version", action="version", version=version("bace-cil"), help="print the version")

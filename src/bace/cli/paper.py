@@ -22,7 +22,7 @@ def list_entries() -> None:
 
 
 def missing_sets(entry: Entry, scale: Scale) -> list[str]:
-    """Public sets of an entry that no local folder holds; some come from the hub by themselves (bace check data)."""
+    """The public sets of an entry that are in no local folder. Some are downloaded when needed (bace check data)."""
     from bace.data.benchmarks import BENCHMARKS
     from bace.data.datasets import find_folder
 
@@ -42,18 +42,18 @@ def run_entry(
     workers: int | None = None,
     on: Literal["ray", "slurm"] | None = None,
 ) -> None:
-    """Run a table or figure; continue where it stopped and skip what is finished.
+    """Run a table or figure. Finished runs are skipped, and a run that was stopped is continued.
 
     Args:
-        id: one ID of `bace paper list`.
-        scale: the paper's own (`full`), or smaller (`desk`).
-        seeds: how many seeds.
+        id: an ID of `bace paper list`.
+        scale: the paper's own scale (`full`), or a smaller one (`desk`).
+        seeds: the number of seeds.
         out: the folder that keeps the runs.
         print_config: print the settings of the runs and run nothing.
-        dry_run: print what it would take and run nothing.
-        workers: how many runs at a time, each in a process with its share of the CPU's threads; default: one here, and
-            as many as there is room for on a cluster (docs/scale.md).
-        on: the cluster that runs them: `ray` or `slurm`; default: this machine.
+        dry_run: print the cost of the runs and run nothing.
+        workers: the number of runs at a time, each in a process with its share of the CPU's threads. The default is one
+            on this machine, and as many as fit on a cluster (docs/scale.md).
+        on: the cluster that runs them, `ray` or `slurm`; the default is this machine.
     """
     from bace.experiments.run_folder import is_finished, load_runs
     from bace.experiments.schedule import run_cells
@@ -85,7 +85,7 @@ def run_entry(
 
 
 def plan(cells: list[Cell], scale: Scale, seeds: int, out: Path) -> tuple[list["Run"], dict[str, str]]:
-    """The runs of these cells, and why some cannot be made: the rest of the table does not wait for them."""
+    """The runs of these cells, and the reasons why some cannot be run. The rest of the table does not wait for them."""
     from bace.experiments.cells import Cell as Run
 
     planned, refused = [], {}
@@ -102,10 +102,10 @@ def plan(cells: list[Cell], scale: Scale, seeds: int, out: Path) -> tuple[list["
 def show_entry(
     id: str, *, scale: Scale = "desk", out: Path = Path("paper"), csv: Path | None = None, latex: Path | None = None
 ) -> None:
-    """Show a table or figure: ours, published, difference.
+    """Show a table or figure: our numbers, the published ones and the differences.
 
     Args:
-        id: one ID of `bace paper list`.
+        id: an ID of `bace paper list`.
         scale: the scale of the runs.
         out: the folder that keeps the runs.
         csv: a file for the numbers.
@@ -126,12 +126,12 @@ def show_entry(
 
 
 def show_claims(*, scale: Scale = "desk", out: Path = Path("paper"), markdown: bool = False) -> None:
-    """Say what the finished runs say about each of the paper's claims.
+    """Print what the finished runs say about each of the paper's claims.
 
     Args:
         scale: the scale of the runs.
         out: the folder that keeps the runs.
-        markdown: print a page of Markdown.
+        markdown: print a Markdown page.
     """
     from bace.paper.claims import as_markdown, as_rows, evaluate
 
@@ -158,7 +158,7 @@ def show_tables(entry: Entry, scale: Scale, out: Path) -> None:
 
 
 def print_configs(cells: list[Cell], scale: Scale) -> None:
-    """The settings of each cell as YAML documents; of a cell that cannot be run here, what it asks for and why not."""
+    """The settings of each cell as YAML documents; for a cell that cannot be run here, what it asks for and why not."""
     import yaml
 
     from bace.config.parse import as_yaml, nest
@@ -173,7 +173,7 @@ def print_configs(cells: list[Cell], scale: Scale) -> None:
 
 
 def print_estimate(entry: Entry, scale: Scale, seeds: int, out: Path) -> None:
-    """Passes, hours and memory of what is still to be run."""
+    """The passes, hours and memory of the runs that remain."""
     from bace.experiments.assemble import device_name
     from bace.experiments.run_folder import is_finished
     from bace.paper.cost import estimate, measured_gflops
@@ -204,5 +204,5 @@ def print_estimate(entry: Entry, scale: Scale, seeds: int, out: Path) -> None:
 
 
 def in_hours(number: float) -> str:
-    """As many digits as an estimate deserves."""
+    """A number with as many digits as an estimate deserves."""
     return f"{number:.2f}" if number < 1 else f"{number:.1f}" if number < 10 else f"{number:,.0f}"

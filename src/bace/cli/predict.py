@@ -1,4 +1,4 @@
-"""bace predict: predictions for files, with the model of a run, a comparison or a saved learner."""
+"""bace predict: predict files with the model of a run, of a comparison or of a saved learner."""
 
 from collections.abc import Iterator
 from json import dumps
@@ -26,23 +26,23 @@ def command(
 ) -> None:
     """Predict with a model that has been learned.
 
-    A line is printed for each example, with its place and its class or its entities. Examples are pictures, lines of
-    text, sentences of CoNLL files, and rows of CSV, JSONL and Parquet files; labels are not looked at.
+    The command prints a line for each example, with its place and its class or its entities. Examples are pictures,
+    lines of text, sentences of CoNLL files, and rows of CSV, JSONL and Parquet files. Labels are ignored.
 
     Args:
-        model: the folder of a run, of a comparison (whose best run is taken), or of a saved Learner.
-        files: at least one file or folder; - is the standard input: texts, or the names of pictures, a line each.
-        column: of tables, the column that holds the examples; by default the one that was learned from.
-        json: print a JSON object a line; for entities with words, tags and positions.
-        trust: a method of your own that MODEL names may be imported, which runs its code.
-        force: predict though run.json was changed after the run.
+        model: the folder of a run, of a comparison (its best run is used), or of a saved Learner.
+        files: at least one file or folder. `-` reads texts, or the names of pictures, line by line from standard input.
+        column: the column of a table that holds the examples. The default is the column that was learned from.
+        json: print a JSON object per line; for entities it has words, tags and positions.
+        trust: allow a method of your own that MODEL names to be imported, which runs its code.
+        force: predict even if run.json was changed after the run.
     """
     for row in predict_files(open_model(model, trust=trust, force=force), files, column):
         print(dumps(row) if json else "\t".join(map(in_line, row.values())))
 
 
 def open_model(folder: Path, *, trust: bool = False, force: bool = False) -> "Learner":
-    """The model in a folder of ours, whatever kind of folder it is."""
+    """The model in a folder that bace wrote: a run, a comparison or a saved learner."""
     from bace.core.checkpoint import is_foreign
     from bace.experiments.run_folder import is_begun, run_folders
     from bace.learner import Learner
@@ -56,11 +56,11 @@ def open_model(folder: Path, *, trust: bool = False, force: bool = False) -> "Le
     except CheckpointError as error:
         if folder.is_dir() and any(folder.iterdir()) and not is_foreign(folder):
             raise
-        raise CheckpointError(f"{error}; and '{folder}' is not a run folder, nor a folder of runs") from error
+        raise CheckpointError(f"{error}; and '{folder}' is neither a run folder nor a folder of runs") from error
 
 
 def best_of(folder: Path, runs: list[Path]) -> Path:
-    """The finished run with the highest A_last, which is said."""
+    """The finished run with the highest A_last. A line says which one it is."""
     from bace.experiments.run_folder import load_runs
 
     scores = {run.folder: run.metrics.A_last for run in load_runs(runs) if run.metrics is not None}
@@ -74,7 +74,7 @@ def best_of(folder: Path, runs: list[Path]) -> Path:
 
 
 def predict_files(learner: "Learner", files: list[Path], column: str | None = None) -> Iterator[dict[str, Any]]:
-    """A row per example, with the place where it stands."""
+    """A row per example, with its place in the files."""
     from bace.data.modalities import find_modality
     from bace.data.table import unlabelled
 

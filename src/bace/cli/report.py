@@ -13,12 +13,12 @@ def command(
 ) -> None:
     """Print the table of runs and write their page.
 
-    Seeds of one setting share a row, which is named by what tells it from the others; settings that differ between runs
-    are compared on the page.
+    Seeds of one setting share a row. A row is named by what distinguishes it from the other rows. The page compares
+    settings that differ between runs.
 
     Args:
-        folders: at least one run folder, or a folder of run folders such as `bace compare` makes.
-        out: the page: one file, to be opened, mailed or printed.
+        folders: at least one run folder, or a folder of run folders, such as `bace compare` writes.
+        out: the page, which is one file that you can open, mail or print.
         csv: a file for the numbers of the table.
         latex: a file for the table in LaTeX.
     """

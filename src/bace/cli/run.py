@@ -20,18 +20,18 @@ def command(
     print_config: bool = False,
     **settings: Any,
 ) -> None:
-    """Learn a benchmark with a method: one run.
+    """Run one method on one benchmark.
 
     --benchmark NAME, --method NAME, --backbone NAME and --memory N are short for --benchmark.name, --method.name,
     --backbone.name and --memory.size. The defaults below are those of this method on this benchmark.
 
     Args:
-        out: the folder that keeps the run, which must be new; by default runs/BENCHMARK-METHOD-SEED, where the same
-            command continues what was stopped and shows what is finished.
-        resume: the folder of a run that was stopped; it is continued with its own settings.
-        config: a YAML file of settings; those of the command line win.
-        trust: a method of your own that the file or folder names may be imported, which runs its code.
-        force: resume though run.json was changed.
+        out: the folder that keeps the run; it must be new. The default is runs/BENCHMARK-METHOD-SEED, where the same
+            command continues a run that was stopped and shows one that is finished.
+        resume: the folder of a run that was stopped. The run continues with its own settings.
+        config: a YAML file of settings. Settings on the command line override it.
+        trust: allow a method of your own that the file or folder names to be imported, which runs its code.
+        force: resume even if run.json was changed.
         print_config: print the settings as YAML and run nothing.
     """
     from bace.cli.settings import from_file
@@ -66,7 +66,7 @@ def command(
 
 
 def show_numbers(folder: Path) -> None:
-    """What a finished run has scored, and what it holds."""
+    """The scores of a finished run, and the memory that it holds."""
     from bace.core.metrics import MEASURES
     from bace.core.resources import in_words as in_bytes
     from bace.experiments.run_folder import load_run
@@ -83,7 +83,7 @@ def show_numbers(folder: Path) -> None:
 
 
 def prepare(parser: Parser, words: Sequence[str]) -> None:
-    """Add the settings; for the help with the values that they have now."""
+    """Add the settings. The help page shows their current values."""
     from bace.cli.settings import from_file, method_asked
     from bace.config.parse import add_settings, config_from, flatten
     from bace.methods import find_method

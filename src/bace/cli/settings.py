@@ -12,7 +12,7 @@ from bace.methods import import_method
 
 
 def method_asked(words: Sequence[str]) -> str:
-    """The method that the words name, or the file that they name: its settings are options."""
+    """The method that the words or their file name; its settings become options."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--config", nargs="?")
     peek.add_argument("--method", "--method.name", nargs="?")
@@ -24,7 +24,7 @@ def method_asked(words: Sequence[str]) -> str:
 
 
 def from_file(path: str | Path | None, *, trust: bool) -> dict[str, Any]:
-    """The settings of --config, by their full names; with --trust the method they name may be imported."""
+    """The settings of --config by their full names. With --trust, the method that they name may be imported."""
     given = flatten(read_yaml(path)) if path else {}
     if trust:
         import_named_method(given)
@@ -32,7 +32,7 @@ def from_file(path: str | Path | None, *, trust: bool) -> dict[str, Any]:
 
 
 def import_typed(method: str) -> None:
-    """Import a user's own class, as typed behind --method; the current folder is searched for it too."""
+    """Import a user's own class, as typed after --method. The current folder is searched, too."""
     if "." in method:
         sys.path.append(os.getcwd())
         import_method(method)

@@ -22,18 +22,19 @@ def command(
     """Search for hyper-parameters on the first tasks.
 
     A trial learns the first tasks from a part of their training examples and is scored (A_avg) on the others. Test
-    splits and later tasks are never read. The same command continues a study that was stopped. The best settings are
-    in OUT/best.yaml, for `bace run --config`. All settings of `bace run --help` are taken and hold for every trial.
+    splits and later tasks are never read. The same command continues a study that was stopped. It writes the best
+    settings to OUT/best.yaml, for `bace run --config`. It takes all settings of `bace run --help`, which hold for
+    every trial.
 
     Args:
-        search: what is searched: names ("alpha" "train.lr"), ranges ("alpha=0.1:10") or choices ("mode=batch,concat");
-            default: the method's hyper-parameters, train.lr and train.epochs.
-        trials: how many there are in the end.
-        first_tasks: how many tasks a trial learns.
+        search: names ("alpha" "train.lr"), ranges ("alpha=0.1:10") or choices ("mode=batch,concat") of settings to
+            search. The default is the method's hyper-parameters, train.lr and train.epochs.
+        trials: the number of trials in the end, including those of earlier commands.
+        first_tasks: the number of tasks that a trial learns.
         held_out: the share of each class's training examples that a trial is scored on.
         out: the folder that keeps the study.
-        config: a YAML file of settings; those of the command line win.
-        trust: a method of your own that the file names may be imported, which runs its code.
+        config: a YAML file of settings. Settings on the command line override it.
+        trust: allow a method of your own that the file names to be imported, which runs its code.
     """
     from bace.cli.settings import from_file
     from bace.config.parse import flatten
@@ -51,7 +52,7 @@ def command(
 
 
 def prepare(parser: Parser, words: Sequence[str]) -> None:
-    """Add the settings, but to the help, which refers to that of `run`."""
+    """Add the settings, except to the help page, which refers to the page of `run`."""
     parser.usage = "bace tune --method NAME [--search NAME ...] [--trials N] [options] [settings]"
     if not {"-h", "--help"} & set(words):
         from bace.cli.settings import method_asked

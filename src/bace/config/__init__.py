@@ -1,1 +1,1 @@
-"""Settings: what there is to set, how it is read, and how it is explained."""
+"""Settings: which there are, how they are read, and how they are explained."""

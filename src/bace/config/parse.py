@@ -35,7 +35,7 @@ SECTIONS: dict[str, type] = {
 SHORT = {"benchmark": "name", "method": "name", "backbone": "name", "memory": "size"}  # `--memory 50`, `method: bace`
 DEFAULT_NAMES = {"method.name": "bace", "benchmark.name": "digits"}
 MOST_THREADS = 4096  # torch crashes on far more
-RANGES: dict[str, tuple[float, float]] = {  # what a type cannot say: the least and the greatest value
+RANGES: dict[str, tuple[float, float]] = {  # the smallest and the largest value, which a type cannot express
     "benchmark.train_per_class": (1, math.inf),
     "benchmark.test_per_class": (1, math.inf),
     "benchmark.val_fraction": (0, 0.9),
@@ -73,7 +73,7 @@ LARGEST = 2**53  # of whole numbers: torch overflows on more than 2**63, and JSO
 
 # Settings of version 0.1 that no longer exist; they did not change results.
 RETIRED = frozenset({"method.speedups"})
-# Settings that version 0.1 did not have, as it behaved; of a method, or ("") of all.
+# Settings that version 0.1 did not have, with the values that it implied, by method; "" stands for all methods.
 IN_0_1: dict[str, dict[str, Any]] = {
     "": {"train.replay_o": "label", "checkpoint.minutes": 0.0, "backbone.pooling": "class"},
     "a-gem": {"method.step": "plain"},
@@ -88,8 +88,8 @@ IN_0_1: dict[str, dict[str, Any]] = {
 
 
 def config_from(given: Mapping[str, Any]) -> Config:
-    """A full configuration of these settings, nested or dotted, with the shorthands of SHORT; whatever is unknown or of
-    the wrong type is refused by name."""
+    """A full configuration of these settings, nested or dotted, with the shorthands of SHORT. A setting that is unknown
+    or has the wrong type is refused by name."""
     settings = flatten(given)
     names = {key: str(settings.get(key, default)) for key, default in DEFAULT_NAMES.items()}
     method, benchmark = find_method(names["method.name"]), find_benchmark(names["benchmark.name"])
@@ -111,8 +111,8 @@ def config_from(given: Mapping[str, Any]) -> Config:
 
 
 def current(given: Mapping[str, Any], *, complete: bool = True) -> dict[str, Any]:
-    """The settings of a file that an earlier version may have written. `complete`: it wrote all that there were, so
-    what is missing is newer than the file, and gets the value that goes with what the file's version did."""
+    """The settings of a file that an earlier version may have written. `complete` says that it has all settings of its
+    version. A setting that is missing is then newer than the file and gets the value that its version implied."""
     settings = {name: value for name, value in flatten(given).items() if name not in RETIRED}
     method = str(settings.get("method.name", DEFAULT_NAMES["method.name"])).lower()
     if not settings.get("method.base_init", True):  # SLDA's, where it was off
@@ -138,14 +138,14 @@ def check_ranges(config: Config) -> None:
 
 
 def add_settings(parser: Parser, method: type[Method] | None = None) -> None:
-    """All settings as options, in a group for each section; without a method, all but a method's."""
-    parser.add_argument("--seed", type=int, default=0, help="of everything random; the class order has benchmark.seed")
+    """All settings as options, in a group for each section. Without a method, there are no hyper-parameters."""
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices but the order of classes")
     parser.add_argument(
         "--studies",
         type=StudyName | list[StudyName],
         nargs="+",
         default=[],
-        help="what is observed beside the measures, without feeding back: docs/studies.md",
+        help="further measurements, which do not influence the run (docs/studies.md)",
     )
     _add_section(parser, "benchmark", DataSettings, "a name of `bace list benchmarks`")
     if method:
@@ -263,7 +263,7 @@ def _one_line(error: Exception) -> str:
 
 
 def unknown_setting(key: str, method: type[Method]) -> str:
-    """The refusal of a misspelt setting, with the nearest one: of the same section, if there is such a section."""
+    """The error for a misspelt setting. It suggests the nearest name, in the same section if that section exists."""
     valid = list(default_settings(method))  # type: ignore[arg-type]
     section, dot, name = key.partition(".")
     siblings = [v.partition(".")[2] for v in valid if v.startswith(f"{section}.")] if dot else []

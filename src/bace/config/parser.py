@@ -24,7 +24,7 @@ class Parser(ArgumentParser):
     """A parser whose errors name the thing, the value and what to do."""
 
     short: Mapping[str, str] = {}  # options that stand for longer ones: {"--memory": "--memory.size"}
-    refuse: Callable[[str], str] | None = None  # what to say of an option that does not exist
+    refuse: Callable[[str], str] | None = None  # the hint for an option that does not exist
     words: Sequence[str] = ()  # what was typed
 
     def __init__(self, **options: Any) -> None:
@@ -33,7 +33,7 @@ class Parser(ArgumentParser):
         self.commands: dict[str, Parser] = {}
 
     def add_commands(self, documented: Mapping[str, object]) -> None:
-        """Commands by name, with the first sentence of what is said of each; `add_function` fills them."""
+        """Commands by name, each with the first sentence of its help. `add_function` fills them."""
         subcommands = self.add_subcommands(dest="command")
         for name, source in documented.items():
             self.commands[name] = command = Parser()
@@ -42,9 +42,9 @@ class Parser(ArgumentParser):
             command.prog = f"{self.prog} {name}"
 
     def add_function(self, function: Callable[..., None]) -> None:
-        """A function's annotations and docstring as a command's options and help: parameters before `*` are words in
-        their place, the others options. A `bool` is an option without a value, a `list` takes all words that follow,
-        and a word with a default may be left out; jsonargparse makes the rest."""
+        """Make a command's options and help from a function's annotations and docstring. Parameters before `*` are
+        positional words, and the others are options. A `bool` is an option without a value, a `list` takes all words
+        that follow, and a word with a default may be left out. jsonargparse does the rest."""
         about = docstring_parser.parse(function.__doc__ or "")
         self.description = about.description
         hints = get_type_hints(function)
@@ -77,7 +77,7 @@ class Parser(ArgumentParser):
         raise ConfigError(self._in_words(message)) from ex
 
     def _in_words(self, message: str) -> str:
-        """jsonargparse's or argparse's message in our words; one that we do not know in one line."""
+        """The message of jsonargparse or argparse in our words. One that we do not know becomes a single line."""
         if found := re.match(r"argument (\S+): expected (?:at least )?one argument", message):
             return f"{found[1]} needs a value"
         if found := re.match(r"unrecognized arguments: (.*)", message, re.DOTALL):
@@ -93,7 +93,7 @@ class Parser(ArgumentParser):
         return " ".join(line.strip() for line in message.splitlines() if line.strip())
 
     def _unexpected(self, left: str) -> str:
-        """What is said of words that no option or place takes, of which the first counts."""
+        """The error for words that no option or place takes. It is about the first of them."""
         place = next((i for i, word in enumerate(self.words) if word and left.startswith(word)), 0)
         word = self.words[place]
         if word.startswith("-"):

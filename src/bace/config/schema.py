@@ -14,39 +14,39 @@ class Training:
     Args:
         epochs: passes over a task's training examples.
         batch_size: examples per step. Methods that replay give `replay_ratio` of it to the memory once there is one.
-        accumulate: read each batch in so many parts and add up their gradients: the result is that of the whole batch,
-            with the activations of one part in memory, for one more forward pass.
-        recompute: keep only what enters each block and compute the rest again in the backward pass: less memory for
-            activations, for one more forward pass.
-        bucketing: texts and entities: training batches of texts of similar lengths, so that less is padded. Prediction
-            always does so.
-        replay_ratio: share of a batch drawn from memory; 0 replays nothing.
-        replay_o: words labelled O in replayed sentences: learned as class 0 (`label`), or (`distil`) only by what the
-            method's teacher, if it has one, says of them.
-        buffer_view: replayed examples are seen in a fresh random view at each draw, or in one view per epoch.
-        optimiser: "sgd" for pictures, "adamw" for texts and entities.
-        lr: learning rate of the encoder.
-        head_lr: learning rate of the head; default: `lr`.
-        momentum: of SGD.
-        weight_decay: on weights; never on biases, norms and the head's scale.
-        schedule: of the learning rate over a stage.
-        warmup: share of a stage in which the learning rate first rises from 0.
-        clip: largest gradient norm; default: no clipping.
-        reset_optimiser: a new optimiser for every stage of every task; otherwise its state is carried over.
-        early_stop: end a stage after this many epochs without a better validation loss; 0: never. Needs
+        accumulate: read each batch in this many parts and add up their gradients. The result is that of the whole
+            batch. Memory holds the activations of one part only, at the price of one more forward pass.
+        recompute: keep only the inputs of each block and compute the rest again in the backward pass. This saves memory
+            for activations, at the price of one more forward pass.
+        bucketing: put texts of similar lengths into a training batch, so that less is padded (texts and entities).
+            Prediction always does this.
+        replay_ratio: the share of a batch that is drawn from memory; 0 replays nothing.
+        replay_o: how words labelled O in replayed sentences are learned: as class 0 (`label`), or only from the
+            method's teacher, if it has one (`distil`).
+        buffer_view: show a replayed example in a new random view at each draw (`fresh`), or in one view per epoch.
+        optimiser: the default is "sgd" for pictures and "adamw" for texts and entities.
+        lr: the learning rate of the encoder.
+        head_lr: the learning rate of the head; the default is `lr`.
+        momentum: the momentum of SGD.
+        weight_decay: applies to weights, but never to biases, norms and the head's scale.
+        schedule: how the learning rate changes during a stage.
+        warmup: the share of a stage during which the learning rate rises from 0.
+        clip: the largest gradient norm; the default is no clipping.
+        reset_optimiser: make a new optimiser for every stage of every task; otherwise its state is carried over.
+        early_stop: end a stage after this many epochs without a better validation loss; 0 means never. This needs
             benchmark.val_fraction.
         eval_batch_size: examples per pass without gradient.
-        prefetch: batches that a second thread prepares ahead of their steps; default: 2 for an accelerator, none for
-            the CPU.
+        prefetch: the number of batches that a second thread prepares in advance; the default is 2 for an accelerator
+            and none for the CPU.
         device: "auto" takes a GPU if there is one.
-        precision: of the passes through the encoder; weights, head and losses are float32. Gradients of float16 are
-            scaled, and a step whose gradients overflow is left out. Half precisions are probed first: some CPUs report
-            support but crash.
-        tf32: products of float32 with ten bits after the point on GPUs that can: faster, and less exact.
-        channels_last: pictures enter the encoder in this layout, which some GPUs prefer.
-        compile: the encoder's blocks are compiled (torch.compile), which takes minutes before the first step.
-        deterministic: only algorithms that give the same bits again, where there are such.
-        threads: of the CPU; 0 leaves torch's choice. Recorded, and used again on resume.
+        precision: the precision of the passes through the encoder; weights, head and losses are float32. With float16,
+            gradients are scaled, and a step whose gradients overflow is left out. Half precisions are tried first:
+            some CPUs report support but crash.
+        tf32: multiply float32 numbers with a mantissa of ten bits on GPUs that can; this is faster and less exact.
+        channels_last: give pictures to the encoder in this layout, which some GPUs prefer.
+        compile: compile the encoder's blocks (torch.compile), which takes minutes before the first step.
+        deterministic: use only algorithms that always give the same bits, where they exist.
+        threads: the number of CPU threads; 0 leaves the choice to torch. It is recorded and used again on resume.
     """
 
     epochs: int = 5
@@ -84,9 +84,9 @@ class HeadSettings:
 
     Args:
         kind: "cosine" (one learned scale for all classes) or "linear".
-        sigma_init: the cosine head's first scale.
-        sigma_learn: whether the scale is trained.
-        head_init: new rows at random, or imprinted from the mean features of their class.
+        sigma_init: the initial scale of the cosine head.
+        sigma_learn: train the scale.
+        head_init: draw new rows at random, or imprint them from the mean features of their class.
     """
 
     kind: Literal["cosine", "linear"] = "cosine"
@@ -102,17 +102,17 @@ class Backbone:
     Args:
         name: a name of `bace list backbones`, a hub id, a folder in the layout of transformers, timm or
             sentence-transformers, or a ViT weights file (.npz, .safetensors, .pth).
-        freeze: how many of the lowest blocks are frozen (with the embedding).
-        cache: megabytes in which runs keep what frozen blocks make of each example, so that it is computed once and not
-            in every epoch; of no use without freeze. Random views of pictures seldom come again: benchmark.views
-            bounds their number. Above 2,000 they are in a file in BACE_CACHE (pictures). 0: none, as in a Learner.
-        cache_half: keep them in half precision, in half the room.
-        adapter: hidden size of Houlsby adapters; then only adapters, LayerNorms and head are trained. 0: none.
-        image_size: side of the pictures that the encoder is given; default: its own.
-        normalise: pictures: pixels are normalised with the encoder's own mean and standard deviation; off: they stay in
-            [0, 1], as LAMDA-PILOT gives them to every encoder.
-        pooling: the feature of a text: its class token, or the mean or maximum over its tokens. "own": what a folder of
-            sentence-transformers says (also whether features have unit length), of others the class token.
+        freeze: the number of lowest blocks that are frozen, with the embedding.
+        cache: megabytes for the output of frozen blocks, so that it is computed once and not in every epoch. It has no
+            effect without freeze. Random views of pictures seldom repeat; benchmark.views limits their number. A cache
+            of pictures above 2,000 MB is a file in BACE_CACHE. 0 means no cache, and a Learner never has one.
+        cache_half: keep this output in half precision, which takes half the space.
+        adapter: the hidden size of Houlsby adapters; then only adapters, LayerNorms and head are trained. 0 means none.
+        image_size: the side of the pictures that the encoder is given; the default is the encoder's own.
+        normalise: normalise pixels with the encoder's own mean and standard deviation. Otherwise they stay in [0, 1],
+            as LAMDA-PILOT gives them to every encoder.
+        pooling: the feature of a text: its class token, or the mean or maximum over its tokens. "own" follows a folder
+            of sentence-transformers (also whether features have unit length); for others it is the class token.
     """
 
     name: str = "digits-vit"
@@ -130,10 +130,10 @@ class MemoryBudget:
     """How many old examples may be kept.
 
     Args:
-        size: in all, shared equally by the classes (entity types) seen so far.
-        per_class: instead, a fixed number per class.
-        select: how the examples of a finished task are chosen; sentences always at random.
-        allow_missing_classes: accept a memory smaller than the number of classes.
+        size: the number of examples in all, shared equally by the classes (entity types) seen so far.
+        per_class: a fixed number per class, instead of `size`.
+        select: how the examples of a finished task are chosen; sentences are always chosen at random.
+        allow_missing_classes: accept a memory that is smaller than the number of classes.
     """
 
     size: int = 0
@@ -147,9 +147,9 @@ class Checkpoints:
     """When the state of a run is saved.
 
     Args:
-        every: optimiser steps between two checkpoints inside a task; 0: as many as fit in `minutes`.
-        minutes: time between two checkpoints inside a task; 0: only at the end of each task and by `every`.
-        keep: how many are kept; the oldest are deleted.
+        every: optimiser steps between two checkpoints inside a task; 0 means as many as fit in `minutes`.
+        minutes: time between two checkpoints inside a task; 0 means only at the end of each task and by `every`.
+        keep: the number of checkpoints to keep; older ones are deleted.
     """
 
     every: int = 0
@@ -162,10 +162,11 @@ class Measures:
     """What is measured.
 
     Args:
-        fgt_max: forgetting from the best of the earlier scores, or (never negative) of all scores.
-        fwt: measure forward transfer before each task (costs a pass over its training and test examples).
-        map_foreign_types_to_O: entities: a predicted type of another task counts as O, not as a type with F1 0 in the
-            macro F1 and an error in the micro F1 (leaks the task; off).
+        fgt_max: measure forgetting from the best earlier score, or from the best of all scores (then it is never
+            negative).
+        fwt: measure forward transfer before each task, which costs a pass over its training and test examples.
+        map_foreign_types_to_O: count a predicted entity type of another task as O, which tells the scorer the task of a
+            sentence. Otherwise it is a type with F1 0 in the macro F1 and an error in the micro F1.
     """
 
     fgt_max: Literal["earlier", "all"] = "earlier"
@@ -175,7 +176,7 @@ class Measures:
 
 @dataclass
 class Config:
-    """Everything that makes a run: the same run again from this alone."""
+    """Everything that defines a run. The same configuration gives the same run."""
 
     benchmark: dict[str, object]  # {"name": ..., settings}
     method: dict[str, object]  # {"name": ..., hyper-parameters}
@@ -185,5 +186,5 @@ class Config:
     train: Training = field(default_factory=Training)
     measure: Measures = field(default_factory=Measures)
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
-    studies: list[StudyName] = field(default_factory=list)  # what is observed beside the measures: docs/studies.md
+    studies: list[StudyName] = field(default_factory=list)  # further measurements: docs/studies.md
     seed: int = 0

@@ -34,6 +34,6 @@ def calibration_error(probabilities: Tensor, targets: Tensor) -> float:  # (rows
 
 
 def finite(scores: Tensor) -> Tensor:
-    """Scores in double precision; of a class that cannot be predicted (-inf) one far below the others."""
+    """Scores in double precision. A class that cannot be predicted (-inf) gets a score far below the others."""
     least = scores.double().masked_fill(scores.isinf(), 0).min() - 1e4
     return torch.where(scores.isinf(), least, scores.double())

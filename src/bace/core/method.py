@@ -67,7 +67,7 @@ class Method(Toolbox):
     title: ClassVar[str]  # the paper's name for it; default: the name of the class
     paper: ClassVar[str] = ""
     card: ClassVar[Card | None] = None
-    takes_o: ClassVar[bool] = True  # has a place for a class that hides others: O, of entities
+    takes_o: ClassVar[bool] = True  # has a place for a class that hides others (O of entities)
     modalities: ClassVar[AbstractSet[str]] = cast(Any, _Modalities())  # by name; a method may list its own instead
     licence: ClassVar[Literal["task", "past"]] = "task"  # "past": may read all earlier training data; logged
     growing_head: ClassVar[bool] = True  # one head with one row per class, so forward transfer can be measured

@@ -93,4 +93,4 @@ def _check(matrix: Matrix) -> None:
         raise DataError("the accuracy matrix is empty: it needs one row per task learned.")
     for t, row in enumerate(matrix):
         if len(row) != t + 1:
-            raise DataError(f"row {t} of the accuracy matrix has {len(row)} scores: expected {t + 1}, one a task seen.")
+            raise DataError(f"row {t} of the accuracy matrix has {len(row)} scores: expected {t + 1}, one per task.")

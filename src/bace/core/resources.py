@@ -26,16 +26,16 @@ def bytes_needed(method: Method, tasks: Iterable[int]) -> int:
 
 
 def activations(train: Training, examples: int, tokens: int, width: int, blocks: int) -> int:
-    """Numbers that a training step keeps for its backward pass, about: of all blocks that are trained, or
-    (train.recompute) what enters each and all of one; of one part of the batch and the outputs of the others
-    (train.accumulate)."""
+    """An estimate of the numbers that a training step keeps for its backward pass: those of all trained blocks or, with
+    train.recompute, the inputs of all blocks and the rest of one. With train.accumulate, it keeps them for one part of
+    the batch, and the outputs of the other parts."""
     part = -(-examples // train.accumulate)
     one = tokens * width * (blocks + ACTIVATIONS if train.recompute else ACTIVATIONS * blocks)
     return part * one + (examples - part) * tokens * width
 
 
 def bytes_of_activations(method: Method) -> int | None:
-    """What the activations of a step take, about; None if the number of tokens is unknown."""
+    """An estimate of the bytes that the activations of a step take; None if the number of tokens is unknown."""
     encoder, lengths = method.model.encoder, method.stream.data.lengths
     if lengths is not None and len(lengths):
         tokens = int(lengths.max())
@@ -58,7 +58,7 @@ def bytes_kept(method: Method) -> int:
 
 
 def bytes_cached(method: Method) -> int:
-    """What may still be taken for what frozen blocks make of examples (backbone.cache)."""
+    """The bytes that the outputs of frozen blocks may still take (backbone.cache)."""
     caches = {module.cache for module in method.modules() if isinstance(module, Encoder)} - {None}
     return sum(cache.memory_wanted() for cache in caches if cache is not None)
 
@@ -86,7 +86,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """The peak usage: of tensors on a GPU, otherwise of the process; None if unknown."""
+    """The peak memory of tensors on a GPU, or else of the process; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     status = Path("/proc/self/status")

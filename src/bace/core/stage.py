@@ -34,7 +34,7 @@ class Stage:
     augment: bool = True  # random views; otherwise clean ones
     cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
     optimise: bool = True  # False: a stage without gradients
-    min_steps: int = 0  # the epochs are raised until there are at least so many optimiser steps
+    min_steps: int = 0  # the number of epochs is raised until there are at least this many optimiser steps
     lr: float | None = None  # default: the run's, as for the optimiser, momentum, weight decay, clip and schedule
     rates: Mapping[str, float] = field(default_factory=dict)  # learning rates of groups that have their own
     optimiser: OptimiserName | None = None

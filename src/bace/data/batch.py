@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 View = int | None  # the key of a random view (see Position.view); None is the clean view
-MIRRORED: View = -1  # the clean view left to right, of pictures that are mirrored in training; others stay as they are
+MIRRORED: View = -1  # the mirrored clean view, for pictures that are mirrored in training; others keep the clean view
 NO_IDS = torch.zeros(0, dtype=torch.int64)
 
 
 class Keyed(dict[str, Tensor]):
-    """Inputs with a key for each example, so that what was computed of the same view before can be found again. A
-    changed copy, `{**inputs, ...}`, is an ordinary dict: it has no keys, and nothing is found for it.
+    """Inputs with a key for each example, by which earlier results for the same view are found again. A changed copy,
+    `{**inputs, ...}`, is an ordinary dict without keys, and nothing is found for it.
 
-    keys: (examples,) int64, on the host. Negative: a random view, which may never come again.
+    keys: (examples,) int64, on the host. A negative key is a random view, which may never come again.
     """
 
     def __init__(self, inputs: dict[str, Tensor], keys: Tensor) -> None:

@@ -34,8 +34,8 @@ from bace.randomness import generator
 
 @dataclass(frozen=True)
 class TaskTables:
-    """One task's data before it is numbered; labels of other classes than `classes` are not allowed in it, but for
-    entity tags, which become O."""
+    """One task's data before it is numbered. Labels of classes that are not in `classes` are not allowed, except entity
+    tags, which become O."""
 
     name: str
     classes: list[str]
@@ -58,8 +58,8 @@ class Benchmark:
 def shared_out(
     shares: tuple[TaskCorpus, ...], modality: str, *, prefix: bool = True
 ) -> Callable[[DataSettings], list[TaskTables]]:
-    """Several corpora as a stream: the tasks are theirs, whatever benchmark.tasks says. `prefix`: the corpus's name
-    stands before each class's, for two corpora may have classes of one name."""
+    """Several corpora as a stream. They define the tasks, and benchmark.tasks has no effect. With `prefix`, the name of
+    the corpus stands before each class, because two corpora may have classes with the same name."""
 
     def parts(settings: DataSettings) -> list[TaskTables]:
         if settings.class_order is not None:
@@ -86,7 +86,7 @@ def one_set(corpus: Corpus) -> Callable[[DataSettings], list[TaskTables]]:
 
 
 def read_corpus(corpus: Corpus, modality: str, settings: DataSettings, *, alone: bool = False) -> tuple[Table, Table]:
-    """A public set's training and test examples; a warning if they are not all of them."""
+    """A public set's training and test examples. It warns if some are missing."""
     source = locate(corpus, settings.path, alone=alone)
     here = isinstance(source, Path)
     held_out = corpus.held_out if corpus.held_out and here and not has_split(source, "test") else 0.0
@@ -107,7 +107,7 @@ def read_corpus(corpus: Corpus, modality: str, settings: DataSettings, *, alone:
     )
     if whole and corpus.counts and len(train) + len(test) != corpus.counts.train + corpus.counts.test:
         warnings.warn(
-            f"{corpus.folder} has {len(train):,} training and {len(test):,} test examples, as published it has "
+            f"{corpus.folder} has {len(train):,} training and {len(test):,} test examples, but the published set has "
             f"{corpus.counts.train:,} and {corpus.counts.test:,}: the results cannot be compared with published ones",
             stacklevel=2,
         )
@@ -117,7 +117,7 @@ def read_corpus(corpus: Corpus, modality: str, settings: DataSettings, *, alone:
 def read_both(
     source: str | Path, modality: str, settings: DataSettings, test_fraction: float, options: dict[str, Any]
 ) -> tuple[Table, Table]:
-    """Training and test; the test is a split of the source, or held out. Pictures are not decoded yet."""
+    """The training and test tables. The test is a split of the source, or held out. Pictures are not decoded yet."""
 
     def split(name: str, limit: int | None) -> Table:
         return read(source, split=name, modality=modality, limit_per_class=limit, decode=False, **options)
@@ -196,7 +196,7 @@ def only(table: Table, classes: list[str]) -> Table:
 
 
 def check_parts(parts: list[TaskTables]) -> None:
-    """Every class in one task only and shown in training and test; every label one of its task's."""
+    """Check that every class is in one task and has training and test examples, and that labels fit their tasks."""
     owner: dict[str, str] = {}
     for part in parts:
         for name in part.classes:
@@ -269,7 +269,7 @@ def first_of_table(table: Table, limit: int | None) -> Table:
 
 
 def first_of_class(table: Table, limit: int | None) -> Table:
-    """The first so many examples of each class; of sentences, as many of each type as `read` takes."""
+    """The first `limit` examples of each class; for sentences, as many of each type as `read` takes."""
     return table if limit is None else table.take(first_of_each(table.shown(), limit))
 
 
@@ -323,7 +323,7 @@ _HARD_DESK = {"benchmark.image_size": 128, "benchmark.train_per_class": 20, "ben
 def _pictures(
     name: str, note: str, corpora: tuple[Corpus, ...], defaults: dict[str, Any], desk: dict[str, Any]
 ) -> tuple[Benchmark, Benchmark]:
-    """A benchmark of pictures and its desk version, which is the same with other numbers. Several sets: a task each."""
+    """A benchmark of pictures and its desk version, which differs in numbers only. Each of several sets is a task."""
     alone = len(corpora) == 1
     parts = one_set(corpora[0]) if alone else shared_out(tuple(TaskCorpus(set.title, set) for set in corpora), "image")
     small = {**defaults, **_PICTURES_DESK, **desk}

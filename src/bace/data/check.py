@@ -18,9 +18,9 @@ Status = Literal["present", "subset", "wrong count", "missing"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of a set here.
+    """What we know about a set on this machine.
 
-    found: classes, training and test examples; nothing if it is not here or cannot be read.
+    found: the numbers of classes, training and test examples; nothing if the set is missing or cannot be read.
     remark: where it is, what is wrong with it, or how to get it.
     """
 
@@ -49,7 +49,7 @@ def sets_of(name: str | None) -> list[tuple[Corpus, str]]:
 
 
 def check(corpus: Corpus, modality: str, root: str | None = None) -> Finding:
-    """Counts what is here, from the files' own lists and headers; no picture is decoded, and nothing is fetched."""
+    """Count what is here, from the lists and headers of the files. No picture is decoded, and nothing is downloaded."""
     folder = find_folder(corpus, root, os.environ.get("BACE_DATA"))
     try:
         if folder:
@@ -111,7 +111,7 @@ def how_to_get(corpus: Corpus, root: str | None) -> str:
 
 
 def raise_problems(findings: Sequence[Finding], name: str) -> None:
-    """An error if what is here is not what the benchmark needs; a part of it will do."""
+    """Raise an error if the benchmark cannot run with what is here. A part of a set is enough."""
     bad = [f"{f.corpus.folder} ({f.status})" for f in findings if f.status in ("missing", "wrong count")]
     if bad:
         raise DataError(

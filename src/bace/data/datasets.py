@@ -12,7 +12,7 @@ from bace.errors import DataError
 
 
 class Counts(NamedTuple):
-    """Of a set as published: classes (entity types), training examples, test examples."""
+    """The numbers of a set as published: classes (entity types), training examples, test examples."""
 
     classes: int
     train: int
@@ -24,17 +24,17 @@ class Corpus:
     """A public labelled set.
 
     folder: its folder below benchmark.path (or the environment variable BACE_DATA), and its name for `bace check data`.
-    hub: its hub id, for when there is no such folder; None: the hub has no copy that carries its class names.
-    terms: who gives it away, and under which condition.
-    columns, label: what to read, where it cannot be found by name; "?" behind a column: not every copy has it.
+    hub: its hub id, if there is no such folder; None if the hub has no copy with class names.
+    terms: who distributes it, and under which conditions.
+    columns, label: the columns to read, if they cannot be found by name. "?" follows a column that some copies lack.
     title: what its task is called.
-    counts: what should be there; None where editions differ.
-    layout: how its files lie in the folder.
+    counts: the numbers of the complete set; None if editions differ.
+    layout: the files in the folder.
     unpacked: the folder that its archive makes, below `folder` or instead of it.
     subset: the configuration of the hub set.
     names: its classes, in order, for files that do not name them.
     held_out: the share of each class that is the test, where the published files have none.
-    mirror: whether a mirrored picture still shows its class; letters and digits do not.
+    mirror: whether a mirrored picture still shows its class, which letters and digits do not.
     """
 
     folder: str
@@ -312,7 +312,7 @@ def locate(corpus: Corpus, root: str | None, *, alone: bool = False) -> Path | s
         return corpus.hub
     where = Path(root or os.environ.get("BACE_DATA") or "DATA") / corpus.folder
     raise DataError(
-        f"{where} is not there: get the corpus ({corpus.terms}) and put there its {corpus.layout}; "
+        f"{where} does not exist: get the corpus ({corpus.terms}) and put its {corpus.layout} there; "
         f"benchmark.path, or BACE_DATA, names the folder that holds '{corpus.folder}'."
     )
 

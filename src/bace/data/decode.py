@@ -41,7 +41,7 @@ PICTURE_COLUMNS = ("image", "img", "picture", "file_name", "filename", "path")  
 
 
 class PictureOptions(TypedDict, total=False):
-    """How pictures are read; other examples have no use for these.
+    """How pictures are read. Other examples do not use these options.
 
     image_size: shorter side and centre square of every picture. By default pictures stay as they are if all have one
         size, and become 256 pixels otherwise.
@@ -77,7 +77,7 @@ def picture_of(value: Any, folder: Path | None, where: str) -> bytes | Path | Im
             raise DataError(f"{where}: {error}. Pictures lie beside the file that lists them, or below it.") from error
     if isinstance(value, bytes | Image.Image):
         return value
-    raise DataError(f"{where}: no picture but {str(value)[:80]!r}. Expected a picture, its bytes or its path.")
+    raise DataError(f"{where}: this is not a picture: {str(value)[:80]!r}. Expected a picture, its bytes or its path.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,8 @@ class Pictures:
 
     cells: what can be opened, at ascending rows of the source.
     rows:  the rows of these pictures.
-    where: what an error message calls a row.
-    data: the folder of the source, beside which decoded pictures are kept; None: nowhere.
+    where: the name of a row in error messages.
+    data: the folder of the source, beside which decoded pictures are kept; None if they are not kept.
     """
 
     cells: Callable[[Sequence[int]], Iterator[Any]]
@@ -214,7 +214,7 @@ def _checked(picture: bytes | Path) -> BytesIO | Path:
     if isinstance(picture, Path):
         found = picture.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no ordinary file")
+            raise ValueError("it is not an ordinary file")
     size = len(picture) if isinstance(picture, bytes) else found.st_size
     if size > MOST_BYTES:
         raise ValueError(f"{size:,} bytes; at most {MOST_BYTES:,} are read")

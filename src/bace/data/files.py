@@ -43,7 +43,7 @@ class Raw:
     columns: dict[str, str]  # name -> picture, string, strings, integer, integers, numbers, class, classes or other
     values: Callable[[Sequence[str], Sequence[int]], Iterator[tuple[Any, ...]]]  # of these columns at ascending rows
     count: int
-    where: Callable[[int], str]  # what an error message calls a row
+    where: Callable[[int], str]  # the name of a row in error messages
     class_names: dict[str, list[str]]  # of the columns that carry them
     folder: Path | None  # where the paths of pictures begin and which they may not leave; None: no file names them
 
@@ -59,7 +59,7 @@ def in_records(records: list[dict[str, Any]]) -> Raw:
 
 
 def open_source(source: str | Path, split: str, subset: str | None = None, *, conll: bool = False) -> Raw:
-    """One split of a file, a folder or a hub set; `read` in table.py explains what is understood. `conll`: a file of
+    """One split of a file, a folder or a hub set; `read` in table.py explains what can be read. With `conll`, a file of
     unknown kind holds words and tags."""
     path = Path(source).expanduser()
     if path.is_dir():
@@ -73,22 +73,22 @@ def open_source(source: str | Path, split: str, subset: str | None = None, *, co
         return _open_file(path, conll)
     if isinstance(source, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not _is_data_file(path):
         return _open_hub(source, subset, split)
-    raise DataError(f"{path} is no file or folder. Check the path, or give a hub id of the form owner/name.")
+    raise DataError(f"{path} is not a file or folder. Check the path, or give a hub id of the form owner/name.")
 
 
 def open_table(path: Path) -> Raw | None:
-    """A file of named columns; None if it is none."""
+    """A file of named columns; None if it is another kind of file."""
     return _open_file(path) if path.suffix.lower() in TABLE_SUFFIXES else None
 
 
 def files_in(folder: Path, suffixes: Collection[str]) -> list[Path]:
-    """The files in a folder, and in those below it, that end so; hidden ones are left out."""
+    """The files in a folder and its subfolders that have one of these suffixes, without hidden files."""
     found = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
     return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def has_split(source: str | Path, split: str) -> bool:
-    """Whether a folder here has that split; a file has none, and of a hub set it is not known."""
+    """Whether a local folder has this split. A file has none, and for a hub set it is not known."""
     path = Path(source).expanduser()
     return path.is_dir() and (find_arrays(path, split) is not None or any(_find_split(path, w) for w in _words(split)))
 
@@ -150,7 +150,7 @@ def _open_folder(folder: Path, split: str) -> Raw:
 
 
 def _open_parquet(files: list[Path]) -> Raw:
-    """Straight from pyarrow: no second copy in the cache of `datasets`, and pictures come row group by row group."""
+    """Read with pyarrow, so that there is no second copy in the cache of `datasets` and pictures come by row groups."""
     parquet = _import("pyarrow.parquet")
     ends: list[int] = []  # of each file, in rows
     columns: dict[str, str] = {}
@@ -201,7 +201,7 @@ def _open_hub(name: str, subset: str | None, split: str) -> Raw:
     except Exception as error:  # network, cache, permission, unknown name, missing configuration: all say what in words
         reason = " ".join(str(error).split())[:300]
         raise DataError(
-            f"'{name}' is no file or folder here and could not be loaded from the hub "
+            f"'{name}' is not a file or folder here and could not be loaded from the hub "
             f"({type(error).__name__}: {reason}). Check name and network, or pass a folder with its Parquet files."
         ) from error
     found = next((word for word in _words(split) if word in splits), None)
@@ -318,7 +318,7 @@ def _open_jsonl(path: Path) -> Raw:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:  # no JSON, a number of thousands of digits, nested too deeply
-            raise DataError(f"{path}, line {number}: no JSON that can be read ({error}): {line[:80]}") from error
+            raise DataError(f"{path}, line {number}: this is not readable as JSON ({error}): {line[:80]}") from error
         if not isinstance(record, dict):
             raise DataError(f'{path}, line {number}: expected {{"text": ..., "label": ...}}, got {line[:80]}')
         records.append(record)
@@ -345,8 +345,8 @@ def _open_conll(path: Path) -> Raw:
 
 
 def conll_sentences(lines: Iterable[str]) -> Iterator[tuple[int, list[str], list[str | None]]]:
-    """Sentences of a word a line: the line that each begins on, its words, and what stands last behind each of them, if
-    anything does."""
+    """Sentences with one word per line: the line on which each begins, its words, and the last column of each word, if
+    there is one."""
     words: list[str] = []
     tags: list[str | None] = []
     first = 0
@@ -416,7 +416,7 @@ def _describe(schema: Any) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 def _as_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"a class name that is no text: {value!r:.50}")
+        raise TypeError(f"a class name that is not a text: {value!r:.50}")
     return value
 
 
@@ -431,7 +431,7 @@ def _import(module: str) -> Any:
 
 def _broken_parquet(path: Path, error: Exception) -> DataError:
     reason = " ".join(str(error).split())
-    return DataError(f"{path} is no readable Parquet file ({reason}). It may be cut short: fetch it again.")
+    return DataError(f"{path} is not a readable Parquet file ({reason}). It may be cut short: fetch it again.")
 
 
 def _lines(path: Path, keep_ends: bool = False) -> Iterator[str]:
@@ -448,12 +448,12 @@ def _words(split: str) -> list[str]:
 
 
 def _mentions(stem: str, word: str) -> bool:
-    """Whether a file name speaks of a split: train, train-00000-of-00002, ag_news.train."""
+    """Whether a file name contains a split: train, train-00000-of-00002, ag_news.train."""
     return re.fullmatch(rf"(.*[-_.])?{re.escape(word)}([-_.].*)?", stem.lower()) is not None
 
 
 def _find_split(folder: Path, word: str) -> list[Path]:
-    """The Parquet files, else the other files, else the image folder of a split."""
+    """The Parquet files of a split, or else its other files, or else its image folder."""
     shards = [
         path
         for path in sorted([*folder.glob("*.parquet"), *folder.glob("*/*.parquet")])
@@ -505,4 +505,4 @@ def some(things: Iterable[Any]) -> str:
 
 def not_iob(where: str, tag: str) -> str:
     number = " Integer tags need label_names=." if tag.isdecimal() else ""
-    return f"{where}: '{tag}' is no IOB tag. Expected O, B-<type> or I-<type>.{number}"
+    return f"{where}: '{tag}' is not an IOB tag. Expected O, B-<type> or I-<type>.{number}"

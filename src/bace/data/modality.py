@@ -33,7 +33,7 @@ class Table:
     labels: the class name of each example; for tokens the IOB2 tag of each word.
     names:  class names in the source's own order (sorted where it has none; whole numbers by value). For tokens the
             entity types, without B-, I- and O. A name may have no example here.
-    mirror: whether a mirrored picture still shows its class; letters and digits do not.
+    mirror: whether a mirrored picture still shows its class, which letters and digits do not.
     """
 
     modality: "Modality"
@@ -75,13 +75,13 @@ class Examples(Protocol):
     modality: "Modality"
 
     @property
-    def row_start(self) -> Tensor | None: ...  # (examples + 1,) first row of each example; None: a row an example
+    def row_start(self) -> Tensor | None: ...  # (examples + 1,) first row of each example; None if each is one row
 
     @property
     def positions(self) -> Tensor | None: ...  # (rows,) token position of each row in its sentence; tokens only
 
     @property
-    def lengths(self) -> Tensor | None: ...  # (examples,) tokens of each example; None: all are of one size
+    def lengths(self) -> Tensor | None: ...  # (examples,) tokens of each example; None if all have one size
 
     def __len__(self) -> int: ...
 
@@ -97,16 +97,16 @@ class Predicted(NamedTuple):
 
     predicted: Tensor  # (rows,) class ids
     targets: Tensor  # (rows,) class ids
-    examples: Tensor  # (rows,) of which example each is
+    examples: Tensor  # (rows,) the example of each row
     names: Sequence[str]  # of the classes seen
 
 
 class Modality:
-    """One kind of data: how it is read, encoded, scored and shown. Whatever is not abstract here is right for examples
-    that show one class each. The only instance of each is found by its name in `modalities.MODALITIES`."""
+    """One kind of data: how it is read, encoded, scored and shown. The defaults suit examples that each show one class.
+    `modalities.MODALITIES` has the only instance of each modality, by its name."""
 
     name: str  # in run.json, in cards, on the command line
-    plural: str  # what messages call the examples
+    plural: str  # the name of the examples in messages
     encoder: str  # the `modality` of the encoders that serve it
     own_data: str  # the benchmark of a user's own data, whose defaults a Learner takes
 
@@ -122,7 +122,7 @@ class Modality:
     one_label = True  # an example shows one class
     background: int | None = None  # the class shared by all tasks that hides old and future ones
     measure = "accuracy"  # what a score is, as metrics.json says
-    file_suffixes: frozenset[str] = frozenset()  # of files that hold examples and are no tables
+    file_suffixes: frozenset[str] = frozenset()  # suffixes of files that hold examples and are not tables
     picture_input: str | None = None  # the input that holds square pictures, which can be turned and mixed
 
     # -- read
@@ -130,7 +130,7 @@ class Modality:
     def columns(
         self, found: dict[str, str], given: list[str], label: str | None, *, asked: bool
     ) -> tuple[list[str], str | None]:
-        """The input columns, and the label column, among those found: the ones given, else by name, else by kind."""
+        """The input columns and the label column: those given, or else those found by name, or else by kind."""
         kinds = self.input_kinds + (self.asked_kinds if asked else ())
         label = label or _pick(found, self.label_names, self.label_kinds)
         rest = {name: kind for name, kind in found.items() if name != label}
@@ -164,12 +164,12 @@ class Modality:
         return labels, names if names is not None else in_order(labels)
 
     def check_labels(self, inputs: Inputs, labels: Labels, where: Callable[[int], str]) -> None:
-        """An error if an example's label does not fit the example."""
+        """Raise an error if the label of an example does not fit the example."""
 
     # -- classes
 
     def shows(self, label: Any) -> set[str]:
-        """The classes that an example of this label shows."""
+        """The classes that an example with this label shows."""
         return {label}
 
     def renamed(self, label: Any, rename: Callable[[str], str]) -> Any:
@@ -181,7 +181,7 @@ class Modality:
         return [name for own in tasks for name in own]
 
     def own_names(self, classes: Sequence[str]) -> list[str]:
-        """The other way round: the tables' names, from those of a task's class ids."""
+        """The inverse: the names that tables have for a task's classes, from the names of its class ids."""
         return list(classes)
 
     def class_ranges(self, tasks: Sequence[Sequence[str]]) -> list[range]:
@@ -200,7 +200,7 @@ class Modality:
     # -- encode
 
     def check_encoder(self, encoder: Any, backbone: str) -> None:
-        """An error if the encoder, one of bace.models, cannot read these data."""
+        """Raise an error if the encoder, one of bace.models, cannot read these data."""
         if encoder.modality != self.encoder:
             raise ConfigError(
                 f"backbone '{backbone}' takes {encoder.modality}s, but the data are {self.plural}: choose another with "
@@ -212,11 +212,11 @@ class Modality:
         raise NotImplementedError
 
     def restore(self, kept: dict[str, Tensor]) -> Examples:
-        """Examples that `Examples.take` has taken; no examples if there is nothing."""
+        """Restore what `Examples.take` has taken; nothing gives no examples."""
         raise NotImplementedError
 
     def picture(self, data: Examples) -> tuple[int, int] | None:
-        """Height and width of the examples, if they are pictures: later ones are brought to that."""
+        """Height and width of the examples if they are pictures. Later pictures are resized to these."""
         return None
 
     def disturbed(self, inputs: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
@@ -226,11 +226,11 @@ class Modality:
     # -- score
 
     def score(self, rows: Predicted, own: Sequence[str], *, lenient: bool) -> dict[str, Any]:
-        """What predictions are worth, in percent, for a task whose classes are `own`; the matrix takes "score"."""
+        """The scores of predictions in percent, for a task whose classes are `own`. The matrix holds "score"."""
         return {"score": accuracy(rows.predicted, rows.targets)}
 
     def details(self, rows: Predicted, scores: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
-        """What is noted after a task (`last`: of all) over all rows so far, beside the scores of each task."""
+        """What is recorded after a task (`last`: after all) over all rows so far, beside the scores of each task."""
         predicted, targets, classes = rows.predicted, rows.targets, len(rows.names)
         detail: dict[str, Any] = {
             "sample_accuracy": accuracy(predicted, targets),
@@ -241,7 +241,7 @@ class Modality:
     # -- show
 
     def by_example(self, scores: Tensor, inputs: InMemory) -> Tensor | list[Tensor]:  # (rows, classes)
-        """The scores of rows as a Learner gives them: a row an example, or a tensor an example."""
+        """The scores of rows as a Learner returns them: a row per example, or a tensor per example."""
         return scores
 
     def show(self, examples: Any, scores: Scorer, names: Sequence[Any]) -> list[Any]:
@@ -249,7 +249,7 @@ class Modality:
         return [names[c] for c in scores(examples).argmax(1).tolist()]
 
     def from_files(self, files: Sequence[Path]) -> list[tuple[str, Any]]:
-        """The examples in files to predict that are no tables, each with the place where it stands."""
+        """The examples to predict in files that are not tables, each with its place."""
         return [(str(file), file) for file in files]
 
     def from_lines(self, lines: Iterable[str], source: str) -> list[tuple[str, Any]]:
@@ -271,13 +271,13 @@ class Modality:
         return [{"class": names[c], "score": round(s, 4)} for c, s in zip(best.tolist(), share.tolist(), strict=True)]
 
     def view(self, data: Any, example: int, row: int, backbone: Callable[[], str]) -> dict[str, Any]:
-        """What there is to see of an example and its row: an `image` (PNG in base64), or a `text`. `backbone` says
+        """What can be shown of an example and its row: an `image` (PNG in base64), or a `text`. `backbone` says
         where the encoder's files are."""
         return {"text": f"example {example}"}
 
 
 def _pick(columns: dict[str, str], known: Sequence[str], kinds: Sequence[str]) -> str | None:
-    """The first known name of a fitting kind, else the only column of the most telling kind, which comes first."""
+    """The first known name of a suitable kind, or else the only column of the most specific kind, which comes first."""
     lower = {name.lower(): name for name in columns}
     for name in known:
         if name in lower and columns[lower[name]] in kinds:
@@ -312,7 +312,7 @@ def class_name(value: Any, names: list[str] | None, where: str) -> str:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Each name once, sorted: whole numbers by value (2 before 10), else by letters."""
+    """Each name once, sorted by value if all are whole numbers (2 before 10), or else by letters."""
     unique = set(names)
     if all(re.fullmatch(r"-?[0-9]+", name) for name in unique):
         return sorted(unique, key=lambda name: (int(name), name))

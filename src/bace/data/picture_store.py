@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 def fingerprint(pictures: Iterable[Any], about: object) -> str | None:
     """What decoded pictures depend on: the bytes of each, or path, size and time of its file, and how they are decoded.
-    None where that is not known without decoding, or a file is missing."""
+    None if this is not known without decoding, or if a file is missing."""
     digest = hashlib.blake2b(repr((VERSION, about)).encode(), digest_size=16)
     for picture in pictures:
         if isinstance(picture, Path):
@@ -68,7 +68,7 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 class Draft:
-    """A store that is being written. Until it is `finished` nobody finds it, and without that it vanishes."""
+    """A store that is being written. Nobody finds it until it is `finished`; otherwise it is deleted."""
 
     def __init__(self, key: str, data: Path) -> None:
         self.key, self.data = key, data
@@ -76,7 +76,7 @@ class Draft:
         self.shape: tuple[int, ...] = ()
 
     def allocate(self, shape: tuple[int, ...]) -> Tensor | None:
-        """Room for the pictures, in the first folder that has it; None: no folder has."""
+        """A file for the pictures in the first folder that has enough space; None if no folder has."""
         self.drop()
         size = math.prod(shape)
         for folder in _folders(self.data):

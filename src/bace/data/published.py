@@ -24,7 +24,7 @@ _DIGITS = [str(digit) for digit in range(10)]
 class Arrays:
     """One split of a set.
 
-    labels: of each picture, as positions in `names`, or as numbers where the files carry no names.
+    labels: the label of each picture, as a position in `names`, or as a number if the files have no names.
     pixels: reads the pictures, (examples, height, width) or (examples, height, width, 3); they are large.
     """
 
@@ -62,13 +62,13 @@ def _find_cifar(folder: Path, split: str) -> Arrays | None:
     for file, batch in zip(files, batches, strict=True):
         own, data = batch.get(labels), batch.get("data")
         if not isinstance(own, list) or not all(type(label) is int for label in own):
-            raise DataError(f"{file} has no list of whole numbers '{labels}': it is no file of CIFAR.")
+            raise DataError(f"{file} has no list of whole numbers '{labels}': it is not a file of CIFAR.")
         if not isinstance(data, np.ndarray) or data.shape != (len(own), 3 * 32 * 32):
             raise DataError(f"{file}: 'data' should hold {len(own)} pictures of 3 x 32 x 32 bytes, one a label.")
         found += own
     of_meta = read_pickle(meta).get(names)
     if not isinstance(of_meta, list) or not all(isinstance(name, bytes | str) for name in of_meta):
-        raise DataError(f"{meta} has no list of class names '{names}': it is no file of CIFAR.")
+        raise DataError(f"{meta} has no list of class names '{names}': it is not a file of CIFAR.")
 
     def pixels() -> Bytes:
         stacked: Bytes = np.concatenate([batch["data"] for batch in batches])
@@ -86,9 +86,10 @@ def read_pickle(path: Path) -> dict[str, Any]:
     except DataError as error:
         raise DataError(f"{path} {error}") from error
     except Exception as error:  # a damaged pickle can raise anything
-        raise DataError(f"{path} is no readable pickle ({type(error).__name__}: {error}): fetch it again.") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} is not a readable pickle ({reason}): fetch it again.") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path} holds a {type(content).__name__}, not a dictionary: it is no file of CIFAR.")
+        raise DataError(f"{path} holds a {type(content).__name__}, not a dictionary: it is not a file of CIFAR.")
     return {_text(key): _array(value) for key, value in content.items() if isinstance(key, bytes | str)}
 
 
@@ -113,7 +114,7 @@ class _PickledArray:
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, content = state
         if not isinstance(kind, _PickledType) or kind.code != "u1" or fortran or not isinstance(content, bytes):
-            raise DataError("holds an array that is not of bytes in rows: it is no file of CIFAR.")
+            raise DataError("holds an array that is not of bytes in rows: it is not a file of CIFAR.")
         self.array = np.frombuffer(content, np.uint8).reshape(shape)
 
 
@@ -211,7 +212,8 @@ def _read_idx(path: Path, axes: int) -> Bytes:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             begin = file.read(4)
             if begin != bytes([0, 0, 8, axes]):
-                raise DataError(f"{path} is no idx file of bytes with {axes} axes: it begins with {begin.hex(' ')}.")
+                wanted = f"an idx file of bytes with {axes} axes"
+                raise DataError(f"{path} is not {wanted}: its first bytes are {begin.hex(' ')}.")
             shape = struct.unpack(f">{axes}I", file.read(4 * axes))
             size = math.prod(shape)
             if size > MOST_BYTES:

@@ -52,7 +52,7 @@ class EntityScores:
     mean over types if it occurs in the gold tags or is predicted. 0 where there is nothing to count.
 
     Attributes:
-        macro_f1: the mean over all types, as seqeval's: a predicted type that is not the task's has F1 0 and counts.
+        macro_f1: the mean over all types, as in seqeval. A predicted type that is not the task's counts with F1 0.
         macro_f1_own: the mean over the task's own types (`per_type`), which sees an entity of a foreign type only where
             it displaces a right one.
         micro_f1, precision, recall: over entities, whatever their type.

@@ -41,8 +41,8 @@ def read(
         CIFAR (python version), SVHN (.mat), MNIST (idx) or Tiny-ImageNet as published, or a hub id "owner/name".
     split: "test" also finds a validation split where there is no test split. A single file, or an image folder without
         split folders, is a "train" split and no other, so that nobody tests on training data unawares.
-    modality, input_column, label_column: found by name and type where not given. Several input columns are texts, to
-        be joined by a space; of them one that is followed by "?" is left out where the source has no such column.
+    modality, input_column, label_column: found by name and type if not given. Several input columns hold texts, which
+        are joined by a space. A column that is followed by "?" is left out if the source does not have it.
     label_names: the names of integer labels or tags, in order, for a source that does not carry them.
     subset: the configuration of a hub set that has several.
     limit_per_class: the first n examples of each class in file order; the others are never decoded. A sentence is
@@ -171,7 +171,7 @@ def as_inputs(
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "OU":
         inputs = inputs.tolist()
     if isinstance(inputs, str | bytes | Path | dict | Image.Image):
-        raise DataError(f"one {type(inputs).__name__} is no list of examples. Put it in a list; files go to read().")
+        raise DataError(f"one {type(inputs).__name__} is not a list of examples. Put it in a list; files go to read().")
     array = inputs if isinstance(inputs, np.ndarray | Tensor) else None
     items = list(inputs) if array is None else []
     if array.shape[:1] == (0,) if array is not None else not items:
@@ -190,8 +190,8 @@ def as_inputs(
 def unlabelled(
     source: Path, modality: Modality, input_column: str | Sequence[str] | None = None, label_column: str | None = None
 ) -> list[tuple[str, Any]]:
-    """The examples in a file or folder to predict, each with the place where it stands: whatever `read` reads, with
-    labels or without; pictures themselves; texts, a line each; "-", the lines of the standard input."""
+    """The examples to predict in a file or folder, each with its place. It reads everything that `read` reads, with or
+    without labels, and also pictures, text files line by line, and ("-") the lines of standard input."""
     if str(source) == "-":
         return modality.from_lines((line.rstrip("\n") for line in sys.stdin), "-")
     if source.is_dir():
@@ -238,7 +238,7 @@ def first_of_each(shown: Sequence[set[str]], limit: int | None) -> list[int]:
 def _choose_columns(
     raw: Raw, asked: Modality | None, input_column: str | Sequence[str] | None, label_column: str | None
 ) -> tuple[Modality, list[str], str]:
-    """Modality, input columns and label column: what is given, else by known names, else by type."""
+    """The modality, the input columns and the label column: as given, or else found by name, or else by type."""
     given = _given_columns(raw, input_column, label_column)
     if len(given) > 1 and asked and not asked.joins:
         raise ConfigError(f"{len(given)} input columns, {some(given)}: only texts can be joined, not {asked.name}s.")

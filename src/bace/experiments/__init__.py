@@ -1,1 +1,1 @@
-"""Runs: put together from settings, kept in folders, compared, asked for predictions."""
+"""Runs: how they are made from settings, kept in folders and compared."""

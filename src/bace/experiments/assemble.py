@@ -35,8 +35,8 @@ from bace.randomness import generator
 def assemble(
     config: Config, caches: PrefixCaches | None = None, visible: Callable[[list[TaskTables]], list[TaskTables]] = list
 ) -> tuple[Method, Stream]:
-    """The method and the stream of a configuration, attached to each other. `visible`: what of the benchmark's data may
-    be part of the stream; by default all."""
+    """The method and the stream of a configuration, attached to each other. `visible` chooses the benchmark's data that
+    may be part of the stream; by default this is all."""
     benchmark = find_benchmark(str(config.benchmark["name"]))
     prepare_torch(config)
     method = make_method(config, benchmark.modality)
@@ -49,7 +49,7 @@ def assemble(
 
 
 def method_on(stream: Stream, config: Config, encoder: Encoder | None = None) -> Method:
-    """The method of a configuration on a stream that is there already; `encoder`: the backbone, if it is loaded."""
+    """The method of a configuration on an existing stream. `encoder` is the backbone, if it is loaded already."""
     prepare_torch(config)
     method = make_method(config, stream.modality.name)
     attach(method, stream, config, encoder or load_backbone(config))
@@ -106,13 +106,13 @@ def attach(
 
 
 def check_memory(method: Method) -> None:
-    """Say before training, not after the last task, that the memory cannot hold one example of each class."""
+    """Refuse before training, not after the last task, a memory that cannot hold one example of each class."""
     if method.uses_memory and len(method.stream):
         method.quota(method.stream[-1])
 
 
 def check_pieces(method: Method, pieces: int) -> None:
-    """Refuse to read batches in parts where a method or its network needs them whole."""
+    """Refuse to read batches in parts if a method or its network needs whole batches."""
     networks = (module for module in method.modules() if isinstance(module, Model))
     if pieces > 1 and (method.whole_batches or not all(network.in_pieces for network in networks)):
         raise ConfigError(
@@ -155,7 +155,7 @@ def device_name(wanted: str) -> str:
 
 
 def prepare_torch(config: Config) -> None:
-    """Threads, determinism, and a check that the precision asked for does not kill the process."""
+    """Set threads and determinism, and check that the requested precision does not crash the process."""
     train = config.train
     if train.threads:
         torch.set_num_threads(train.threads)

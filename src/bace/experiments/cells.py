@@ -32,7 +32,7 @@ class Cell:
 
 
 def is_done(cell: Cell) -> bool:
-    """Whether the cell is finished; refused if its folder was begun with other settings."""
+    """Whether the cell is finished. It is refused if its folder was begun with other settings."""
     if is_begun(cell.folder) and (other := other_settings(cell)):
         named = ", ".join(other[:5]) + (" ..." if len(other) > 5 else "")
         raise ConfigError(
@@ -42,7 +42,7 @@ def is_done(cell: Cell) -> bool:
 
 
 def other_settings(cell: Cell) -> list[str]:
-    """The settings that the run in the cell's folder has other values of."""
+    """The settings that have other values in the run in the cell's folder."""
     before, now = (flatten(asdict(each)) for each in (read_description(cell.folder).settings(), cell.config))
     return [key for key in {**before, **now} if before.get(key) != now.get(key)]
 

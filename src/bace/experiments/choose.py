@@ -1,12 +1,13 @@
-"""Training settings for what the user of a Learner leaves unset, chosen from the data of a call and the memory alone.
+"""The training settings that the user of a Learner leaves unset, chosen from the data of a call and the memory alone.
 
-- **Batches** are as large as leaves an epoch BATCHES steps, and the **epochs** are raised until there are STEPS steps.
-- **Views** of pictures are random only if the encoder still knows the pictures by them: a digit of 8 x 8 pixels that is
-  mirrored, or moved by a pixel, may be another digit, but a photograph is not another one.
-- The **learning rate** is searched: a copy of the method learns a part of the data for a few steps, and the rate goes
-  up or down by a factor as long as the copy knows more of the examples held out, and of the memory.
+- **Batches** are as large as possible with BATCHES steps per epoch. The number of **epochs** is raised until there are
+  STEPS steps.
+- **Views** of pictures are random only if the encoder still recognises the pictures. A digit of 8 x 8 pixels that is
+  mirrored, or moved by a pixel, may become another digit, but a photograph shows the same thing.
+- The **learning rate** is searched. A copy of the method learns a part of the data for a few steps. The rate goes up or
+  down by a factor as long as the copy recognises more of the held-out examples and of the memory.
 
-Every choice is a function of the data and of the seed: it is the same in every repetition.
+Every choice is a function of the data and of the seed, so it is the same in every repetition.
 """
 
 import copy
@@ -81,7 +82,7 @@ def choose_batch_size(examples: int, most: int) -> int:
 
 
 def choose_epochs(steps: int, least: int) -> int:
-    """As many epochs of so many steps as make STEPS steps, and at least the usual number."""
+    """The number of epochs of `steps` steps that gives STEPS steps, and at least `least`."""
     return max(least, -(-STEPS // max(steps, 1)))
 
 
@@ -109,8 +110,8 @@ class Trial(Trainer):
 
 
 def search_rate(method: Method, stream: Stream, config: Config) -> dict[float, float]:
-    """The rates that were tried, in this order, and the share of examples that each was worth; empty if the method has
-    no use for a rate, or the data are too few to hold some out. `best_rate` is the one to take."""
+    """The rates that were tried, in this order, and the share of examples that was recognised with each. It is empty if
+    the method uses no rate, or if there are too few data to hold some out. `best_rate` chooses one of them."""
     task = stream[-1]
     with stream.licence("rate search", task.train):
         groups = stream.group_of(task.train)
@@ -150,7 +151,7 @@ def search_rate(method: Method, stream: Stream, config: Config) -> dict[float, f
 
 
 def best_rate(tried: dict[float, float]) -> float:
-    """The rate worth most; of rates that are worth about the same, the one tried first."""
+    """The best rate. Among rates that are about equally good, it is the one that was tried first."""
     most = max(tried.values())
     return next(rate for rate, worth in tried.items() if worth > most - CLEARLY)
 

@@ -34,8 +34,8 @@ def cell_threads(cell: Cell) -> int:
 
 
 def attempt_there(cell: Cell, folder: str) -> str | None:
-    """`attempt`, on the machine that the cluster has chosen. `folder`: where the comparison was started, which paths
-    in the settings begin at."""
+    """Call `attempt` on the machine that the cluster has chosen. Paths in the settings start at `folder`, where the
+    comparison was started."""
     os.chdir(folder)
     torch.set_num_threads(cell_threads(cell))
     while True:
@@ -56,8 +56,8 @@ def follow(
 
     Args:
         submitted: submits the next cell whenever it is asked for one; at most `most` at a time are under way.
-        done: of these, the ones that have ended; it may take a moment.
-        result: why a cell failed, or None; an exception says so too.
+        done: returns those of these that have ended; it may take a moment.
+        result: returns why a cell failed, or None; it may also raise an exception.
     """
     failed: Failures = {}
     running: dict[T, Cell] = {}

@@ -1,4 +1,4 @@
-"""How comparisons are written down: methods with their settings, and the folders of their runs."""
+"""The notation of comparisons: methods with their settings, and the folders of their runs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ def folder_name(label: str) -> str:
 
 
 def default_folder(config: "Config") -> Path:
-    """Where a run is kept if nobody says where: runs/digits-BaCE-0."""
+    """The default folder of a run: runs/digits-BaCE-0."""
     from bace.config.parse import method_label
 
     named = folder_name(f"{config.benchmark['name']}-{method_label(config.method)}")

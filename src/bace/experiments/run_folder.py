@@ -83,7 +83,7 @@ class Description:
         return {"format": FORMAT, **asdict(self)}
 
     def settings(self, *, trust: bool = False) -> Config:
-        """`trust`: a method that is not part of bace, but named here, may be imported."""
+        """`trust` allows a method that is named here, and is not part of bace, to be imported."""
         given = current(self.config)
         if trust:
             import_named_method(given)
@@ -226,7 +226,7 @@ def _json(content: Any) -> str:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A full disk is the user's to put right, and costs nothing but the time since the last checkpoint."""
+    """Turn a full disk into an error that the user can correct. Only the time since the last checkpoint is lost."""
     try:
         yield
     except OSError as error:
@@ -292,7 +292,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether there is anything to lose: more than what a run leaves that was refused before it began."""
+    """Whether the folder holds more than a run leaves that was refused before it began."""
     if not folder.is_dir():
         return folder.exists()
     return any(path.name not in UNBEGUN for path in folder.iterdir())
@@ -310,7 +310,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def read_description(folder: Path) -> Description:
-    """run.json of a run that is to be resumed, or whose model is to be loaded."""
+    """The run.json of a run to resume, or of a run whose model is loaded."""
     if not is_begun(folder):
         raise ConfigError(f"'{folder}' is not a run folder: it has no run.json. Start a run with --out")
     described = _Files(folder).description()
@@ -322,7 +322,7 @@ def read_description(folder: Path) -> Description:
 def read_checkpoint(
     folder: Path, described: Description, *, force: bool
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest one. It is refused if run.json is not the one that it was written with, unless by `force`."""
+    """The newest checkpoint. Without `force`, it is refused if run.json has changed since it was written."""
     found = checkpoint.load(folder / CHECKPOINTS)
     if found and "run" in found[1] and not force:
         with checkpoint.understood(f"the checkpoint of the run in '{folder}'"):
@@ -441,7 +441,7 @@ class _Files:
         return self.object(RUN, _description)
 
     def changed(self) -> tuple[str, ...]:
-        """Which of the files that were read are not as the run left them; none if it noted no checksums."""
+        """The files that have changed since the run ended; none if the run has no checksums."""
         if not (self.folder / SUMS).exists():
             return ()
         try:
@@ -538,7 +538,7 @@ def _checked_studies(found: dict[str, Any], tasks: int) -> dict[str, Any]:
 
 
 def _are_numbers(values: Any, count: int) -> bool:
-    """Whether these are as many numbers; null stands for one that there is not."""
+    """Whether this is a list of `count` numbers, where null stands for a missing one."""
     return (
         isinstance(values, list) and len(values) == count and all(value is None or is_number(value) for value in values)
     )

@@ -1,6 +1,6 @@
-"""A search for hyper-parameters that sees nothing of what it is judged by later: the first tasks only, and of these
-only training examples, some of which are held out. Test splits and later tasks are not part of a trial's stream, and
-their pictures are never opened."""
+"""A search for hyper-parameters that never sees the data of the evaluation. It uses only training examples of the first
+tasks, and holds some of them out. Test splits and later tasks are not part of a trial's stream, and their pictures are
+never opened."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ Space = dict[str, "optuna.distributions.BaseDistribution"]
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and by which data a trial is judged."""
+    """What is searched, and on which data a trial is scored."""
 
     given: Mapping[str, Any]  # the settings of every trial, by their full names
     wanted: Sequence[str] = ()  # names or name=range; default: all that have a range
@@ -65,7 +65,7 @@ class Found:
 
 
 def tune(search: Search, out: Path, trials: int) -> Found:
-    """Make trials until there are so many, in a study that the same call continues, and write down the best."""
+    """Make trials until there are `trials`, and write down the best. The same call continues a study."""
     try:
         import optuna
     except ImportError as error:
@@ -95,7 +95,7 @@ def tune(search: Search, out: Path, trials: int) -> Found:
 
 
 def _study(search: Search, out: Path) -> "optuna.Study":
-    """The study in the folder. Trials that were cut off, which are those that still run, are made again."""
+    """The study in the folder. Trials that were cut off (they are still marked as running) are made again."""
     import optuna
     from optuna.trial import TrialState
 
@@ -138,7 +138,7 @@ def _try(
     show: Any,
     stopping: Any,
 ) -> None:
-    """One trial. Values that do not go together, or that learning does not survive, end it and nothing else."""
+    """Run one trial. Values that are incompatible, or with which training fails, end only this trial."""
     import optuna
     from optuna.trial import TrialState
 

@@ -57,7 +57,7 @@ class Worker:
             self.pipe.send(cell)
 
     def hear(self) -> tuple[str, Any]:
-        """What it has to say; "died" and why if it is no more."""
+        """The next message of the process; "died" and the reason if it has ended."""
         try:
             kind, said = self.pipe.recv()
             return str(kind), said
@@ -69,7 +69,7 @@ class Worker:
 
 
 def run_in_processes(cells: Sequence[Cell], workers: int | None, shown: Board) -> Failures:
-    """Run the cells in so many processes. Ctrl-C, or a signal to stop, stops them all, each behind a checkpoint."""
+    """Run the cells in this many processes. Ctrl-C or a signal stops them all, and each writes a checkpoint first."""
     workers = workers or 1
     threads = max(1, torch.get_num_threads() // workers)
     failed: Failures = {}
@@ -117,7 +117,7 @@ def listen(worker: Worker, waiting: deque[Cell], failed: Failures, shown: Board)
 
 @contextlib.contextmanager
 def _ended() -> Iterator[list[Worker]]:
-    """Workers that are gone when the block is left: by themselves, or stopped if there was an error."""
+    """Workers that have ended when the block is left. If there was an error, they are stopped."""
     crew: list[Worker] = []
     try:
         yield crew
@@ -139,7 +139,7 @@ def _ended() -> Iterator[list[Worker]]:
 
 
 def work(pipe: Connection, threads: int, environment: dict[str, str]) -> None:
-    """What a worker does: take cells until there are no more."""
+    """The loop of a worker: take cells until there are no more."""
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that plans sends SIGTERM
     torch.set_num_threads(threads)

@@ -107,7 +107,7 @@ class APER(OnePass):
     # -- every task
 
     def features(self, batch: Batch) -> Tensor:  # (rows, width)
-        """[f ; f*], of the frozen encoder and of the tuned one."""
+        """[f ; f*]: the features of the frozen encoder and of the tuned one."""
         tuned = super().features(batch)
         if not self.concatenate:
             return tuned

@@ -39,14 +39,14 @@ class BaCE(HoldOut):
             its weight, and counts for all of them.
         neighbour_scores: the student's scores of the neighbours: passed anew at every step (`exact`), or what it scored
             when each was last a sample itself (`bank`), at most two epochs ago.
-        kl_direction: of the distillation: KL(student || teacher), as the paper writes it (`reverse`), or
+        kl_direction: the direction of the distillation: KL(student || teacher), as the paper writes it (`reverse`), or
             KL(teacher || student) (`forward`), which holds new tasks back at alpha = 1.
         kl_mode: the student's scores of the old classes: a slice of the soft-max over all (`slice`) or renormalised.
         kl_tau: temperature of the distillation.
         kl_reduction: `mean` also divides by the number of old classes.
         mse_reduction: reduction of the logit matching: mean over rows and classes, or sum over classes.
         knn_normalize: compare unit features.
-        knn_pool_cap: maximum number of random candidates for neighbours; 0: all.
+        knn_pool_cap: maximum number of random candidates for neighbours; 0 means all.
         effect_new_first_task: use Effect_new also in the first task, with the pre-trained encoder as teacher.
         teacher_head: classes of the teacher: the `old` ones, or `all` (new rows start as the head grew them and are
             averaged with the rest); its scores of the old classes are then a slice of a soft-max over all.

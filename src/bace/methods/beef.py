@@ -38,8 +38,9 @@ class FusingHead(WideningHead):
         self.forward_prototypes: LinearHead | None = None  # Wf: a row for each class, for inputs that look like it
 
     @property
-    def old_sizes(self) -> Tensor:  # (old tasks,) classes of each
-        return torch.tensor([len(block) for block in self.blocks[:-1]], dtype=torch.int64, device=self.no_rows.device)
+    def task_of_old(self) -> Tensor:  # (old classes,) the task of each
+        tasks = [task for task, block in enumerate(self.blocks[:-1]) for _ in range(len(block))]
+        return torch.tensor(tasks, dtype=torch.int64, device=self.no_rows.device)
 
     def grow(self, classes: int, generator: torch.Generator, newest_only: bool = True) -> None:
         old_tasks, device = len(self.blocks), self.no_rows.device
@@ -60,7 +61,7 @@ class FusingHead(WideningHead):
         if self.backward_prototypes is None:
             return logits
         old = (1 + self.scale) * self.backward_prototypes(features[:, -self.branch :]) + self.shift  # (rows, old tasks)
-        return logits + F.pad(old.repeat_interleave(self.old_sizes, 1), (0, len(self.blocks[-1])))
+        return logits + F.pad(old[:, self.task_of_old], (0, len(self.blocks[-1])))
 
     def expansion(self, newest: Tensor) -> tuple[Tensor, Tensor]:  # (rows, branch) -> (rows, t + N), (rows, seen)
         """u = [Wb h_t, Wn h_t], and Wf h_t."""
@@ -71,9 +72,8 @@ class FusingHead(WideningHead):
 
     def column(self, targets: Tensor) -> Tensor:  # (rows,) classes -> (rows,) columns of u
         """The column of an old class is that of its task; new classes come after the old tasks."""
-        old = torch.arange(len(self.old_sizes), device=targets.device).repeat_interleave(self.old_sizes)
-        new = torch.arange(len(self.blocks[-1]), device=targets.device) + len(self.old_sizes)
-        return torch.cat([old, new])[targets]
+        new = torch.arange(len(self.blocks[-1]), device=targets.device) + len(self.blocks) - 1
+        return torch.cat([self.task_of_old, new])[targets]
 
     @torch.no_grad()
     def fold(self) -> None:
@@ -82,7 +82,7 @@ class FusingHead(WideningHead):
         if self.backward_prototypes is None:
             return
         factor, rows = 1 + self.scale, self.backward_prototypes
-        self.columns[-1].add_((factor[:, None] * rows.weight).repeat_interleave(self.old_sizes, 0))
+        self.columns[-1].add_((factor[:, None] * rows.weight)[self.task_of_old])
         for bias, more in zip(self.biases, factor * rows.bias + self.shift, strict=False):  # the last one is new
             bias.add_(more)
         for folded in (*rows.parameters(), self.scale, self.shift):
@@ -206,7 +206,7 @@ class BEEF(ER):
         """L = CE(u, y') + energy L_en, the old tasks' columns of u divided by `alignment`; y' is the task of an old
         sample or the class of a new one."""
         both = self.with_replay(batch)
-        own, old = self.head.column(both.targets), len(self.head.old_sizes)
+        own, old = self.head.column(both.targets), len(self.head.blocks) - 1
         u, _ = self.head.expansion(self.model(both, newest=True).features)
         aligned = torch.cat([u[:, :old] / self.alignment, u[:, old:]], 1)
         terms = self.cross_entropy(aligned, own, len(batch))

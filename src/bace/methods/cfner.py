@@ -29,7 +29,7 @@ class CFNER(ExtendNER):
         dce: predict entities jointly.
         odce: predict defined O words jointly.
         curriculum: epochs over which defined O words are admitted, the most certain first: in the first epoch those to
-            which the student gives an old label with 0.9 or more, from the last epoch on all. 0: all at once.
+            which the student gives an old label with 0.9 or more, from the last epoch on all. 0 means all at once.
         lambda_kd: weight of the distillation; 0 leaves it out.
         adaptive: multiply the weight by sqrt((old labels - 1) / new labels), where O is one of the old labels.
         head: `frozen`: a cosine head whose old rows, including O's, are not trained and whose new rows start from data;

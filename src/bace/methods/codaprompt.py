@@ -14,7 +14,7 @@ from bace.core.method import Card, Passes
 from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.errors import ConfigError
-from bace.methods.parts.tuning import check_tuning, cosine
+from bace.methods.parts.tuning import check_tuning, cosine, enough_steps
 from bace.methods.seq import SEQ
 from bace.models.heads import LinearHead
 from bace.models.model import Model
@@ -35,6 +35,8 @@ class CODAPrompt(SEQ):
         tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
         tune_lr: learning rate, which falls to 0 by a cosine.
         tune_batch: examples in a step.
+        tune_steps: steps that a task has at least: on fewer examples than the authors', batches are smaller (down to 8)
+            and then epochs more. 0: as the other settings say.
     """
 
     title = "CODA-Prompt"
@@ -43,6 +45,7 @@ class CODAPrompt(SEQ):
         "Learning, CVPR 2023"
     )
     takes_o = False
+    growing_head = False  # its rows start at zero
     card = Card(
         mechanism="frozen encoder; a prefix of attention as a weighted sum of components; every task adds some, "
         "orthogonal to the old ones",
@@ -50,8 +53,11 @@ class CODAPrompt(SEQ):
         o_rows="refused: the soft-max is over the task's classes, of which O is none",
         stages=("tune",),
         reading="the authors' code: prefixes stand behind the projections; new components are made orthonormal to the "
-        "old ones where the width has room for that, and no penalty keeps them so; a linear head. The number of "
-        "components is given for a task, since the number of tasks is not known",
+        "old ones where the width has room for that, and no penalty keeps them so. The number of components is given "
+        "for a task, since the number of tasks is not known. A linear head whose rows start at zero (theirs: at "
+        "random): a soft-max over a task's own classes never changes the sum of their rows, so that with two classes "
+        "a random start stays in the scores by which tasks are told apart. The authors' 20 epochs are 800 steps; a "
+        "task has at least 400 here (`tune_steps`)",
     )
 
     def __init__(
@@ -62,23 +68,25 @@ class CODAPrompt(SEQ):
         tune_epochs: int = 20,
         tune_lr: float = 0.001,
         tune_batch: int = 128,
+        tune_steps: int = 400,
     ) -> None:
         super().__init__(span="new")
-        check_tuning(self.title, tune_epochs, tune_lr, tune_batch)
+        check_tuning(self.title, tune_epochs, tune_lr, tune_batch, tune_steps)
         if min(components, blocks) < 1 or length < 2 or length % 2:
             raise ConfigError(
                 f"CODA-Prompt: components ({components}) and blocks ({blocks}) must be at least 1, length ({length}) "
                 "an even number above 0"
             )
         self.components, self.length, self.blocks = components, length, blocks
-        self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
         self.cost = Passes(4, epochs=tune_epochs)
 
     def build(self, model: Model) -> Model:
         encoder = model.encoder
         blocks = min(self.blocks, len(encoder.blocks))
         prompts = Components(blocks, self.components, self.length, encoder.width)
-        return PrefixedModel(encoder, LinearHead(encoder.width), prompts, model.precision).to(self.stream.device)
+        head = LinearHead(encoder.width, zero=True)
+        return PrefixedModel(encoder, head, prompts, model.precision).to(self.stream.device)
 
     @property
     def prompts(self) -> "Components":
@@ -94,16 +102,18 @@ class CODAPrompt(SEQ):
 
     def stages(self, task: Task) -> list[Stage]:
         prompts, head = self.prompts, cast(LinearHead, self.model.head)
+        examples = len(self.training_examples(task))
+        epochs, batch = enough_steps(examples, self.tune_epochs, self.tune_batch, self.tune_steps)
         stage = self.stage(
             task,
             name="tune",
-            epochs=self.tune_epochs,
-            batch_size=self.tune_batch,
+            epochs=epochs,
+            batch_size=batch,
             groups=lambda: {"prompts": prompts.newest(), "head": head.of(task.index)},
             optimiser="adam",
             lr=self.tune_lr,
             weight_decay=0.0,
-            schedule=cosine(self.tune_epochs),
+            schedule=cosine(epochs),
         )
         return [stage]
 

@@ -15,7 +15,7 @@ from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.methods.parts.tuning import check_tuning
+from bace.methods.parts.tuning import check_tuning, enough_steps
 from bace.methods.seq import SEQ
 from bace.models.heads import LinearHead
 from bace.models.model import Model
@@ -36,8 +36,10 @@ class DualPrompt(SEQ):
         pull: weight of the term that pulls a task's key to its examples.
         clip: maximum gradient norm; 0: no clipping.
         tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
-        tune_lr: learning rate of Adam for a batch of 256; it is scaled to `tune_batch`.
+        tune_lr: learning rate of Adam for a batch of 256; it is scaled to `tune_batch`, also where batches are smaller.
         tune_batch: examples in a step.
+        tune_steps: steps that a task has at least: on fewer examples than the authors', batches are smaller (down to 8)
+            and then epochs more. 0: as the other settings say.
     """
 
     title = "DualPrompt"
@@ -52,7 +54,8 @@ class DualPrompt(SEQ):
         reading="the authors' code: a prefix is 5 keys and 5 values for each block, behind their projections; prompts "
         "and keys start uniform in [0, 0.01), an E-prompt as the last task's, head rows at zero; the G-prompt learns "
         "in every task. Each example selects its own E-prompt (theirs: a vote of the test batch). An encoder of fewer "
-        "than five blocks has the G-prompt in the lower half",
+        "than five blocks has the G-prompt in the lower half. The authors' 5 epochs are 1000 steps; a task has at "
+        "least 400 here (`tune_steps`), at the learning rate of the full batch",
     )
 
     def __init__(
@@ -66,9 +69,10 @@ class DualPrompt(SEQ):
         tune_epochs: int = 5,
         tune_lr: float = 0.03,
         tune_batch: int = 24,
+        tune_steps: int = 400,
     ) -> None:
         super().__init__(span="new")
-        check_tuning(self.title, tune_epochs, tune_lr, tune_batch)
+        check_tuning(self.title, tune_epochs, tune_lr, tune_batch, tune_steps)
         if min(g_blocks, pull, clip) < 0 or min(e_blocks, g_length, e_length) < 1:
             raise ConfigError(
                 f"DualPrompt: g_blocks ({g_blocks}), pull ({pull}) and clip ({clip}) must be at least 0, e_blocks "
@@ -76,7 +80,7 @@ class DualPrompt(SEQ):
             )
         self.g_blocks, self.e_blocks, self.g_length, self.e_length = g_blocks, e_blocks, g_length, e_length
         self.pull, self.clip = pull, clip
-        self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
         self.cost = Passes(4, epochs=tune_epochs)
 
     def build(self, model: Model) -> Model:
@@ -103,12 +107,14 @@ class DualPrompt(SEQ):
 
     def stages(self, task: Task) -> list[Stage]:
         prompts, head = self.prompts, cast(LinearHead, self.model.head)
+        examples = len(self.training_examples(task))
+        epochs, batch = enough_steps(examples, self.tune_epochs, self.tune_batch, self.tune_steps)
         trained = [prompts.general, prompts.expert[-1], prompts.keys[-1]]
         stage = self.stage(
             task,
             name="tune",
-            epochs=self.tune_epochs,
-            batch_size=self.tune_batch,
+            epochs=epochs,
+            batch_size=batch,
             groups=lambda: {"prompts": trained, "head": head.of(task.index)},
             optimiser="adam",
             lr=self.tune_lr * self.tune_batch / 256,

@@ -26,7 +26,7 @@ class EWC(SEQ):
         fisher_samples: maximum number of a task's rows (images, texts, words), drawn at random, for its Fisher
             information.
         max_pull: a step of SGD moves a parameter back by lambda F lr of its distance from its old value, and from 2
-            on it would diverge. Where this exceeds `max_pull`, F is cut, with a warning; 0: never cut.
+            on it would diverge. Where this exceeds `max_pull`, F is cut, with a warning; 0 means never.
         span: the classes of the cross-entropy: only the `new` ones, or all `seen` so far.
     """
 

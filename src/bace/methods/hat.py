@@ -31,7 +31,7 @@ class HAT(Method):
         anneal: the slope rises once over the `stage`, or within every `epoch` as in the original. If an epoch has few
             steps, only its first step can then learn gates that are far from binary.
         gate_steps: gates move as far as they would in at least this many steps; if there are fewer, each is enlarged.
-            Default: the steps of Kim et al. on a task of CIFAR-10 (20 epochs of 157). 0: steps are not enlarged.
+            Default: the steps of Kim et al. on a task of CIFAR-10 (20 epochs of 157). With 0, steps are not enlarged.
         lamb: weight of the sparsity of the gates; 0 leaves it out.
         scores: what is compared between tasks: raw `logits`, the `softmax` of each head, or `entropy`, which ranks the
             soft-max of the head with the least entropy above all others.

@@ -89,8 +89,8 @@ class IDBR(Method):
         reg_replay: factor of both in rounds of replay.
         nsp: weight of predicting which half comes first; 0 leaves it and the swapped copies out.
         tsk: weight of predicting the task, in rounds of replay; 0 leaves it out.
-        every: a round of replay replaces one step of a task in every `every` steps; 0: never. A round has as many steps
-            as there are tasks so far, over equally many examples of each task.
+        every: a round of replay replaces one step of a task in every `every` steps; 0 means never. A round has as many
+            steps as there are tasks so far, over equally many examples of each task.
         warmup: steps in which the learning rate rises at the start of a task, at most a tenth of its steps; 0: none.
     """
 
@@ -224,7 +224,7 @@ class IDBR(Method):
         return Batch.cat(once(False), once(True) if self.nsp else None)
 
     def loss(self, batch: Batch) -> Loss:
-        """Of texts cut in two, the swapped copies behind the others."""
+        """The batch holds texts that are cut in two. With `nsp`, copies with swapped halves follow them."""
         with self.model.encoder.uncached():  # halves are cut at random: none comes twice
             out = self.model(batch)
         g, s = out.features.chunk(2, 1)

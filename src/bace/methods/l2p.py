@@ -43,7 +43,7 @@ class L2P(Method):
         top: number of prompts that an input uses.
         gamma: weight of the term that pulls chosen keys to the inputs that chose them; 0 leaves it out.
         lr: learning rate of Adam for a batch of 256; it is scaled to the run's batch.
-        clip: maximum gradient norm; 0: no clipping.
+        clip: maximum gradient norm; 0 means no clipping.
         vote: in training, all inputs of a batch use the prompts that most of them chose.
         prompt_mask: while the pool lasts, each task trains `top` prompts of its own, which start as copies of the last
             task's. For T tasks this needs a pool of T x `top`; later tasks train the prompts that their inputs choose.
@@ -100,7 +100,7 @@ class L2P(Method):
         return cast(PromptedModel, self.model)
 
     def own_prompts(self, task: int) -> Tensor | None:  # (top,) positions in the pool
-        """The prompts that a task must use under `prompt_mask`; None: its inputs choose."""
+        """The prompts that a task must use under `prompt_mask`; None if its inputs choose."""
         first = task * self.top
         return torch.arange(first, first + self.top) if self.prompt_mask and first + self.top <= self.pool else None
 

@@ -39,7 +39,7 @@ class MBPA(Method):
             the whole network (the original's), 0.01 for the head, because 30 smaller steps would hardly change a
             trained classifier.
         lambda_local: weight of the squared distance to the trained weights.
-        sample: with `adapt=all`, how many test examples of each task are evaluated (metrics.json says so); 0: all.
+        sample: with `adapt=all`, the number of test examples of each task to evaluate (see metrics.json); 0 means all.
     """
 
     not_exportable = "it trains the head on neighbours from memory before each prediction"

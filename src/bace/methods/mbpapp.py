@@ -19,7 +19,7 @@ class MBPApp(MBPA, SparseER):
         lr_local: learning rate of the local adaptation by Adam, which starts anew for every example. Default: 0.001 for
             the whole network (the original's), 0.01 for the head.
         lambda_local: weight of the squared distance to the trained weights.
-        sample: with `adapt=all`, how many test examples of each task are evaluated (metrics.json says so); 0: all.
+        sample: with `adapt=all`, the number of test examples of each task to evaluate (see metrics.json); 0 means all.
     """
 
     title = "MBPA++"

@@ -41,7 +41,7 @@ class MORE(HAT):
         lamb: weight of the sparsity of the gates; 0 leaves it out.
         temperature: temperature of the heads' soft-max at prediction.
         distance: weight each head by 20 / the least Mahalanobis distance to its classes.
-        back_epochs: epochs in which each earlier head is updated after a task; 0: no update.
+        back_epochs: epochs in which each earlier head is updated after a task; 0 means no update.
         latent: hidden units of the adapters, if the backbone has none (backbone.adapter).
         lr: learning rate of everything that is trained; default: the run's.
     """

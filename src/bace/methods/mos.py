@@ -33,13 +33,13 @@ class MOS(Alignment):
         momentum: share of the mean of the earlier adapters that a step merges into the new ones; 0 merges nothing.
         contrast: weight of the term that keeps features apart from each other and from the means of old classes; 0
             leaves it out.
-        temperature: of that term.
+        temperature: the temperature of that term.
         rounds: how often an example is predicted at most until the task it is guessed to be of stays.
         hidden: units in the bottleneck of an adapter.
         tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
         tune_lr: learning rate of the adapters, which falls to 0 by a cosine; the head's is a tenth of it.
         tune_batch: examples in a step.
-        align_epochs: of the alignment of all heads on features drawn from the classes' Gaussians; 0 leaves it out.
+        align_epochs: epochs of the alignment of all heads on features drawn from Gaussians; 0 leaves it out.
         align_lr: its learning rate, which falls to 0 by a cosine.
         samples: features drawn of each class in an epoch of the alignment, and in a batch of all classes.
     """
@@ -178,7 +178,7 @@ class MOS(Alignment):
 
     def tasks_of_classes(self) -> Tensor:  # (seen,)
         sizes = cast(LinearHead, self.model.head).sizes
-        return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(self.stream.device)
+        return torch.tensor([task for task, size in enumerate(sizes) for _ in range(size)], device=self.stream.device)
 
 
 def apart(

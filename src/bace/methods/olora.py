@@ -7,12 +7,14 @@ Learning", Findings of EMNLP 2023.
 import torch
 from torch import Tensor
 
-from bace.core.method import Card
+from bace.core.method import Card, Passes
 from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError
+from bace.methods.parts.tuning import check_tuning, enough_steps
 from bace.methods.seq import SEQ
+from bace.models.heads import LinearHead
 from bace.models.lora import LoRA
 from bace.models.model import Model, parameter_count
 from bace.randomness import generator
@@ -23,30 +25,50 @@ class OLoRA(SEQ):
     the tasks before, whose changes stay as they are.
 
     Args:
-        rank: of each change.
+        rank: the rank of each change.
         orthogonality: weight of the products between the new subspace and the old ones; 0 leaves it out.
+        tune_epochs: epochs of a task; the run's train.epochs, lr, batch_size and optimiser are not used.
+        tune_lr: learning rate of AdamW.
+        tune_batch: examples in a step.
+        tune_steps: steps that a task has at least: on fewer examples than the authors', batches are smaller (down to 8)
+            and then epochs more. 0: as the other settings say.
     """
 
     title = "O-LoRA"
     paper = "Wang et al., Orthogonal Subspace Learning for Language Model Continual Learning, Findings of EMNLP 2023"
+    growing_head = False  # its rows start at zero
     card = Card(
         mechanism="a low-rank change for each task, in a subspace orthogonal to the earlier ones",
         besides="every task adds a change",
         o_rows="class 0 under cross-entropy, whose soft-max is over all seen classes then",
-        reading="the run's head and cross-entropy over the new classes (the authors generate the labels as text); a "
-        "sum of absolute products, as in their code (the paper squares them); W + B A without a factor",
+        stages=("tune",),
+        reading="a linear head whose rows start at zero (see CODA-Prompt) and cross-entropy over the new classes (the "
+        "authors generate the labels as text); a sum of absolute products, as in their code (the paper squares them); "
+        "W + B A without a factor. AdamW at 0.001 in one epoch, as published, but at least 400 steps (`tune_steps`)",
     )
 
     lora: LoRA
 
-    def __init__(self, rank: int = 8, orthogonality: float = 0.5) -> None:
+    def __init__(
+        self,
+        rank: int = 8,
+        orthogonality: float = 0.5,
+        tune_epochs: int = 1,
+        tune_lr: float = 0.001,
+        tune_batch: int = 64,
+        tune_steps: int = 400,
+    ) -> None:
         super().__init__(span="new")
+        check_tuning(self.title, tune_epochs, tune_lr, tune_batch, tune_steps)
         if rank < 1 or orthogonality < 0:
             raise ConfigError(f"O-LoRA: rank ({rank}) must be at least 1, orthogonality ({orthogonality}) at least 0")
         self.rank, self.orthogonality = rank, orthogonality
+        self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
+        self.cost = Passes(3, epochs=tune_epochs)
 
     def build(self, model: Model) -> Model:
         self.lora = LoRA(model.encoder, self.rank)
+        model.head = LinearHead(model.encoder.width, zero=True).to(self.stream.device)
         return model
 
     def needs(self, task: int) -> tuple[int, int]:
@@ -57,8 +79,20 @@ class OLoRA(SEQ):
         self.lora.grow(generator(self.now.seed, "additions", task.index), self.stream.device)
 
     def stages(self, task: Task) -> list[Stage]:
-        head = self.model.head
-        return [self.stage(task, groups=lambda: {"lora": self.lora.parameters_of(-1), "head": head.parameters()})]
+        lora, head, examples = self.lora, self.model.head, len(self.training_examples(task))
+        epochs, batch = enough_steps(examples, self.tune_epochs, self.tune_batch, self.tune_steps)
+        stage = self.stage(
+            task,
+            name="tune",
+            epochs=epochs,
+            batch_size=batch,
+            groups=lambda: {"lora": lora.parameters_of(-1), "head": head.parameters()},
+            optimiser="adamw",
+            lr=self.tune_lr,
+            weight_decay=0.0,
+            schedule=lambda epochs: 1.0,
+        )
+        return [stage]
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         terms = {"new": self.cross_entropy(self.model(batch).logits, batch.targets)}

@@ -35,7 +35,7 @@ class OWM(Method):
         mode: when mean inputs of a batch are stored: at every step (`per_batch`, the authors' code), or only in one
             pass over a finished task (`end_of_task`, the text of their paper).
         latent: hidden size of the adapters; backbone.adapter takes precedence.
-        clip: maximum gradient norm; 0: no clipping.
+        clip: maximum gradient norm; 0 means no clipping.
     """
 
     title = "OWM"

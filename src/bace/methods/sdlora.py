@@ -13,9 +13,10 @@ from bace.core.method import Card, Passes
 from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.errors import ConfigError
-from bace.methods.parts.tuning import check_tuning
+from bace.methods.parts.tuning import check_tuning, enough_steps
 from bace.methods.seq import SEQ
 from bace.models.encoder import Encoder
+from bace.models.heads import LinearHead
 from bace.models.lora import LoRA, LowRank
 from bace.models.model import Model, parameter_count
 from bace.randomness import generator
@@ -31,17 +32,21 @@ class SDLoRA(SEQ):
         tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
         tune_lr: learning rate.
         tune_batch: examples in a step.
+        tune_steps: steps that a task has at least: on fewer examples than the authors', batches are smaller (down to 8)
+            and then epochs more. 0: as the other settings say.
     """
 
     title = "SD-LoRA"
     paper = "Wu et al., SD-LoRA: Scalable Decoupled Low-Rank Adaptation for Class Incremental Learning, ICLR 2025"
+    growing_head = False  # its rows start at zero
     card = Card(
         mechanism="a low-rank change for each task; fixed directions, magnitudes of all learned anew",
         besides="every task adds a change",
         o_rows="class 0 under cross-entropy, whose soft-max is over all seen classes then",
         stages=("tune",),
         reading="the authors' code: one magnitude a task for all blocks, which starts at 0.8 in every task; SGD at a "
-        "constant rate without weight decay. The run's head (the authors': linear)",
+        "constant rate without weight decay. A linear head whose rows start at zero (theirs: at random; see "
+        "CODA-Prompt). The authors' 20 epochs are 800 steps; a task has at least 400 here (`tune_steps`)",
     )
 
     lora: "Decoupled"
@@ -53,17 +58,19 @@ class SDLoRA(SEQ):
         tune_epochs: int = 20,
         tune_lr: float = 0.008,
         tune_batch: int = 128,
+        tune_steps: int = 400,
     ) -> None:
         super().__init__(span="new")
-        check_tuning(self.title, tune_epochs, tune_lr, tune_batch)
+        check_tuning(self.title, tune_epochs, tune_lr, tune_batch, tune_steps)
         if rank < 1:
             raise ConfigError(f"SD-LoRA: rank ({rank}) must be at least 1")
         self.rank, self.magnitude = rank, magnitude
-        self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
         self.cost = Passes(3, epochs=tune_epochs)
 
     def build(self, model: Model) -> Model:
         self.lora = Decoupled(model.encoder, self.rank, self.magnitude)
+        model.head = LinearHead(model.encoder.width, zero=True).to(self.stream.device)
         return model
 
     def needs(self, task: int) -> tuple[int, int]:
@@ -75,11 +82,13 @@ class SDLoRA(SEQ):
 
     def stages(self, task: Task) -> list[Stage]:
         lora, head = self.lora, self.model.head
+        examples = len(self.training_examples(task))
+        epochs, batch = enough_steps(examples, self.tune_epochs, self.tune_batch, self.tune_steps)
         stage = self.stage(
             task,
             name="tune",
-            epochs=self.tune_epochs,
-            batch_size=self.tune_batch,
+            epochs=epochs,
+            batch_size=batch,
             groups=lambda: {"lora": [*lora.parameters_of(-1), *lora.magnitudes], "head": head.parameters()},
             optimiser="sgd",
             lr=self.tune_lr,

@@ -3,26 +3,35 @@
 Zheng, Qiu, Ma, "Learn or Recall? Revisiting Incremental Learning with Pre-trained Language Models", ACL 2024.
 """
 
+from typing import cast
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bace.core.method import Card, Passes
-from bace.core.stage import Stage
+from bace.core.stage import Loss, Stage
 from bace.core.stream import Task
 from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
 from bace.methods.seq import SEQ
-from bace.models.heads import CosineHead
+from bace.models.heads import CosineHead, Head, LinearHead
+from bace.models.model import Model
+from bace.randomness import generator
 
 
 class SEQStar(SEQ):
     """Fine-tune the encoder in the first epochs of the first task and freeze it for good. A task then learns nothing
-    but its own rows of the head, beside the rows of earlier tasks, which are frozen too.
+    but its own rows of the head, beside the rows of earlier tasks, which are frozen too, and those of later tasks,
+    which are there from the beginning and learn to score low.
 
     Args:
         warmup_epochs: epochs in which the encoder is fine-tuned, of the first task alone; 0: it stays as it is.
+        warmup_lr: learning rate of the encoder in them, with AdamW; that of the head is `head_lr`.
         head_epochs: epochs in which the rows of a task are learned after that.
-        head_lr: learning rate of that, with AdamW.
+        head_lr: learning rate of that, with AdamW; the run's train.lr and optimiser are not used.
+        head_steps: steps that a task has at least for that; epochs are raised until it has them.
+        future: rows for classes to come, which take part in the soft-max of all tasks before they are needed; default:
+            as many as the stream's later tasks need, which a Learner does not know. Classes beyond them get new rows.
     """
 
     title = "SEQ*"
@@ -36,18 +45,30 @@ class SEQStar(SEQ):
         reading="The soft-max spans all seen classes. The head is the run's, cosine or linear (`head.kind`); the "
         "authors advise cosine if there are no old data. Its scale is frozen after the first task (theirs is 1 "
         "throughout: `head.sigma_init=1`, `head.sigma_learn=false`; rows then need more steps). Features are computed "
-        "once, in clean views and without dropout. Rows of future classes are not allocated (the authors' option), "
-        "because their number is unknown.",
+        "once, in clean views and without dropout. Rows of future classes (`future`) are those that the stream will "
+        "need, as in the authors' runs of SEQ*. The authors' batches are of 4 texts, so that ten epochs are thousands "
+        "of steps (`head_steps`); in few steps rows that have learned to score low do not come back. The warm-up "
+        "has the authors' rate: at a rate of full fine-tuning the features of later classes move together.",
     )
 
-    def __init__(self, warmup_epochs: int = 3, head_epochs: int = 10, head_lr: float = 1e-3) -> None:
+    def __init__(
+        self,
+        warmup_epochs: int = 3,
+        warmup_lr: float = 1e-5,
+        head_epochs: int = 10,
+        head_lr: float = 1e-3,
+        head_steps: int = 1000,
+        future: int | None = None,
+    ) -> None:
         super().__init__(span="seen")
-        if warmup_epochs < 0 or head_epochs < 1 or head_lr <= 0:
+        if min(warmup_epochs, head_steps, future or 0) < 0 or head_epochs < 1 or min(head_lr, warmup_lr) <= 0:
             raise ConfigError(
-                f"SEQ*: warmup_epochs ({warmup_epochs}) must be at least 0, head_epochs ({head_epochs}) at least 1 and "
-                f"head_lr ({head_lr}) above 0"
+                f"SEQ*: warmup_epochs ({warmup_epochs}), head_steps ({head_steps}) and future ({future}) must be at "
+                f"least 0, head_epochs ({head_epochs}) at least 1, head_lr ({head_lr}) and warmup_lr ({warmup_lr}) "
+                "above 0"
             )
-        self.warmup_epochs, self.head_epochs, self.head_lr = warmup_epochs, head_epochs, head_lr
+        self.warmup_epochs, self.warmup_lr, self.future = warmup_epochs, warmup_lr, future
+        self.head_epochs, self.head_lr, self.head_steps = head_epochs, head_lr, head_steps
         # the task's rows, ascending, and their features (rows, width), which no longer change
         self.rows, self.features = NO_IDS, torch.zeros(0)
 
@@ -56,22 +77,56 @@ class SEQStar(SEQ):
         features = len(self.stream.rows_of(self.stream[task].train)[0]) * self.model.encoder.width
         return kept + features, 0 if task else trained
 
+    # -- the head
+
+    def build(self, model: Model) -> Model:
+        """The rows of future classes are a head in the head: they train and are saved with it."""
+        width, cosine = model.encoder.width, isinstance(model.head, CosineHead)
+        rows = CosineHead(width, 1.0, sigma_learn=False) if cosine else LinearHead(width)
+        model.head.add_module("future", rows.to(self.stream.device))
+        return super().build(model)
+
+    @property
+    def future_rows(self) -> Head:
+        return cast(Head, self.model.head.get_submodule("future"))
+
     def grow(self, task: Task) -> None:
+        if task.index == 0:
+            later = sum(len(other.classes) for other in self.stream[1:]) if self.future is None else self.future
+            self.future_rows.grow(later, generator(self.now.seed, "future"))
         super().grow(task)
         head = self.model.head
         if task.index:
+            take(self.future_rows, head)
             self.model.encoder.requires_grad_(False)
             head.freeze_old()
             if isinstance(head, CosineHead):
                 head.sigma.requires_grad_(False)
 
+    def logits(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, seen and future classes)
+        head = self.model.head
+        scale = head.sigma if isinstance(head, CosineHead) else 1.0
+        return torch.cat([head(features), scale * self.future_rows(features)], 1)
+
+    def loss(self, batch: Batch) -> Loss:
+        return self.cross_entropy(self.logits(self.model(batch).features), batch.targets)
+
+    # -- the stages
+
     def stages(self, task: Task) -> list[Stage]:
-        warmup = self.stage(task, epochs=self.warmup_epochs)
+        warmup = self.stage(
+            task,
+            epochs=self.warmup_epochs,
+            optimiser="adamw",
+            lr=self.warmup_lr,
+            rates={"head": self.head_lr},
+        )
         head = self.stage(
             task,
             name="head",
             loss=self.head_loss,
             epochs=self.head_epochs,
+            min_steps=self.head_steps,
             module=lambda: self.model.head,
             cached=True,
             optimiser="adamw",
@@ -85,9 +140,20 @@ class SEQStar(SEQ):
             self.rows, self.features = self.stream.labels(examples)[0], self.outputs(examples).features
 
     def head_loss(self, batch: Batch) -> Tensor:
-        """CE(z, y) over all seen classes, where z = head(f) with fixed f."""
+        """CE(z, y) over all seen and future classes, where z = head(f) with fixed f."""
         features = self.features[torch.searchsorted(self.rows, batch.rows)].to(batch.targets.device)
-        return self.cross_entropy(self.model.head(features), batch.targets)
+        return self.cross_entropy(self.logits(features), batch.targets)
 
     def after_task(self, task: Task) -> None:
         self.rows, self.features = NO_IDS, torch.zeros(0)
+
+
+@torch.no_grad()
+def take(future: Head, head: Head) -> None:
+    """The newest rows of a head become the first of the future ones, as far as these last."""
+    for parts in ("blocks", "biases"):
+        if hasattr(head, parts):
+            held, newest = getattr(future, parts), getattr(head, parts)[-1]
+            count = min(len(held[0]), len(newest))
+            newest[:count] = held[0][:count]
+            held[0] = nn.Parameter(held[0][count:].clone())

@@ -27,10 +27,10 @@ class SLCA(Alignment):
         slow: learning rate of the encoder, as a share of the head's; 1: no slower.
         drop: factor of both rates in the last tenth of the epochs; 1: none.
         weight_decay: on weights, in both stages.
-        align_epochs: of the alignment; 0 leaves it out.
+        align_epochs: epochs of the alignment; 0 leaves it out.
         align_lr: its learning rate, which falls to 0 by a cosine.
         samples: features drawn of each class in an epoch of the alignment, and in a batch of all classes.
-        logit_norm: temperature of the normalised logits in the alignment; 0: the logits as they are.
+        logit_norm: temperature of the normalised logits in the alignment; 0 leaves the logits as they are.
         fade: how much nearer to zero the means of old classes are drawn: mu_c (1 - fade + fade (t_c + 1) / (t + 1)).
         ridge: added to the variances that are drawn from.
     """

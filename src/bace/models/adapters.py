@@ -68,6 +68,6 @@ def add_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> l
 
 
 def own_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> list[Adapter]:
-    """The adapters of a method that cannot do without: those the encoder has, or new ones."""
+    """The adapters of a method that needs some: those that the encoder has, or new ones."""
     found = [module for module in encoder.modules() if isinstance(module, Adapter)]
     return found or add_adapters(encoder, hidden, generator)

@@ -1,7 +1,7 @@
-"""What is added to a frozen encoder: several sets of small trained parts, of which every pass goes through some.
+"""Additions to a frozen encoder: several sets of small trained parts. Every pass goes through some of them.
 
-Which sets a pass goes through is said around it: `with additions.of(0): model(batch)`, and `with additions.of():` is
-the encoder as it was. Adapters, LoRA, scale-and-shift and deep prompts are additions.
+A context chooses the sets of a pass: `with additions.of(0): model(batch)`. `with additions.of():` gives the encoder as
+it was. Adapters, LoRA, scale-and-shift and deep prompts are additions.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ class Additions:
     A frozen prefix (backbone.freeze) gets no sites. Outside of `of` the newest set is in use.
 
     Args:
-        encoder: what they are added to, in place.
-        sites: how many places there are for the parts of a set; subclasses hook them.
+        encoder: the encoder to which they are added, in place.
+        sites: the number of places for the parts of a set; subclasses hook them.
     """
 
     def __init__(self, encoder: Encoder, sites: int) -> None:
@@ -52,7 +52,7 @@ class Additions:
 
     @contextmanager
     def of(self, *sets: int) -> Iterator[None]:
-        """Passes go through these sets; without any, through the frozen encoder alone."""
+        """Make passes go through these sets or, if there are none, through the frozen encoder alone."""
         before, self.chosen = self.chosen, sets
         try:
             yield
@@ -60,7 +60,7 @@ class Additions:
             self.chosen = before
 
     def noted(self) -> Callable[[], AbstractContextManager[None]]:
-        """What brings back the sets that passes go through now."""
+        """A function that restores the sets that passes go through now."""
         return partial(self.of, *self.active)
 
     @property
@@ -68,7 +68,7 @@ class Additions:
         return tuple(range(len(self.sets)))[-1:] if self.chosen is None else self.chosen
 
     def parts(self, site: int) -> list[nn.Module]:
-        """What stands at a site in this pass: a part of each active set."""
+        """The parts at a site in this pass, one of each active set."""
         return [cast(nn.ModuleList, self.sets[index])[site] for index in self.active]
 
     def parameters_of(self, index: int) -> list[nn.Parameter]:
@@ -76,12 +76,12 @@ class Additions:
         return list(self.sets[index].parameters())
 
     def missing(self, sets: int) -> int:
-        """Numbers that the encoder lacks until there are this many sets."""
+        """The number of parameters that the encoder lacks until there are this many sets."""
         return max(sets - len(self.sets), 0) * self.size
 
     @cached_property
     def size(self) -> int:
-        """Numbers in a set."""
+        """The number of parameters of a set."""
         return sum(parameter_count(self.make(site, torch.Generator())) for site in range(self.sites))
 
 

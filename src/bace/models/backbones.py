@@ -1,4 +1,4 @@
-"""Which backbones have a name here, and where the files of any backbone are."""
+"""The backbones that have a name, and the places of the files of any backbone."""
 
 import importlib.util
 import os
@@ -22,9 +22,9 @@ class Known:
     """A backbone worth naming.
 
     family: the `model_type` of transformers.
-    hub: its hub id; None: it is embedded, in a package, or a file that the user has.
-    terms: its licence, or who gives it away.
-    folder: what it may also be called in the folder of models.
+    hub: its hub id; None if it is embedded, in a package, or a file of the user.
+    terms: its licence, or who distributes it.
+    folder: another name for it in the folder of models.
     """
 
     name: str
@@ -114,7 +114,7 @@ OWN: dict[str, Callable[[], Any]] = {}  # encoders that a program makes itself, 
 
 
 def known_backbones() -> list[dict[str, str | int]]:
-    """For `bace list backbones`; any other of the supported families loads as well."""
+    """The rows of `bace list backbones`. Other backbones of the supported families can be loaded, too."""
     return [
         {
             "name": known.name,
@@ -158,12 +158,12 @@ def backbone_path(name: str) -> Path:
     hub = known.hub if known and known.hub else name
     suggestion = "" if known else closest_name(name, [known.name for known in KNOWN])
     if not _HUB_ID.fullmatch(hub) or Path(hub).suffix in WEIGHTS_SUFFIXES:
-        raise ConfigError(f"backbone '{name}' is no file or folder here, and no hub has such a name.{suggestion}")
+        raise ConfigError(f"backbone '{name}' is not a file or folder here, and no hub has such a name.{suggestion}")
     return _download(name, hub, suggestion)
 
 
 def _candidates(name: str, known: Known | None) -> Iterator[Path]:
-    """What the backbone may be called in BACE_MODELS, or in the folder `models` beside that of the data."""
+    """The paths that the backbone may have in BACE_MODELS, or in the folder `models` beside that of the data."""
     data = os.environ.get("BACE_DATA")
     models = os.environ.get("BACE_MODELS") or (Path(data).expanduser().parent / "models" if data else None)
     if models is None:
@@ -199,7 +199,7 @@ def _download(name: str, hub: str, suggestion: str) -> Path:
         return Path(snapshot_download(hub, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub's client raises many kinds; to the user they all mean the same
         raise ConfigError(
-            f"backbone '{name}' is no folder here, is not in the local cache, and the hub did not give it "
+            f"backbone '{name}' is not a folder here, is not in the local cache, and the hub did not give it "
             f"({type(error).__name__}). With a network, unset HF_HUB_OFFLINE and check the name; without one, run "
             f"'hf download {hub}' on a machine that has one and give the path of the folder.{suggestion}"
         ) from error

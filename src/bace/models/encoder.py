@@ -1,4 +1,4 @@
-"""A pre-trained transformer behind one surface: embed, run the blocks, finish, pool.
+"""A pre-trained transformer with one interface for all families: embed, run the blocks, finish, pool.
 
 Every family is cut into the same three parts (`embeddings`, `blocks`, `norm`), so that prompts, adapters, taps, copied
 top blocks and frozen prefixes are written once, by composing `embed`, `run_block`, `finish` and `pool`.
@@ -48,9 +48,9 @@ class Encoder(nn.Module):
         config: transformers' description of it.
         width: numbers per token.
         embeddings, blocks, norm: the three parts; `norm` is the identity where the family has no final LayerNorm.
-        frozen: how many of the lowest blocks are frozen, besides the embeddings; None if nothing is (`freeze_prefix`).
-        passes: what the run has spent on passes so far.
-        cache: what the frozen blocks made of examples that were read before, if that is kept.
+        frozen: the number of lowest blocks that are frozen, beside the embeddings; None if none are (`freeze_prefix`).
+        passes: the passes that the run has spent so far.
+        cache: the outputs of the frozen blocks for examples that were read before, if they are kept.
         pieces: the parts in which `read_rows` reads a batch that asks for gradients (train.accumulate).
         recompute: whether blocks are computed again in the backward pass (train.recompute).
         states: for each thing that a pass depends on beside its inputs (gates, additions), a function that notes how it
@@ -107,7 +107,7 @@ class Encoder(nn.Module):
         return moved
 
     def shared(self) -> dict[str, Tensor]:
-        """What every block of the family takes besides hidden states and mask, by keyword: nothing, but for DeBERTa."""
+        """The keywords that every block of the family takes besides hidden states and mask. Only DeBERTa has some."""
         return {}
 
     def run_block(
@@ -137,11 +137,11 @@ class Encoder(nn.Module):
             )
 
     def again(self, run: Callable[..., Any], *inputs: Any) -> Any:
-        """The output of `run`, of which nothing is kept: it is computed again in the backward pass, in the state that
-        the pass had and with its dropout, and not counted a second time.
+        """The output of `run`, without what its backward pass needs. This is computed again in the backward pass, in
+        the same state and with the same dropout, and is not counted a second time.
 
-        Parameters that were exchanged for this pass (torch.func.functional_call) would be gone by then, so that such a
-        pass is an ordinary one; so is one without gradient."""
+        Parameters that were exchanged for this pass (torch.func.functional_call) would be gone by then, so such a pass
+        is an ordinary one, and so is a pass without gradient."""
         if not torch.is_grad_enabled() or any(not isinstance(p, nn.Parameter) for p in self.parameters()):
             return run(*inputs)
         states, first = [note() for note in self.states], True
@@ -174,7 +174,7 @@ class Encoder(nn.Module):
         hidden: Tensor,  # (examples, tokens, width), finished
         inputs: dict[str, Tensor],  # what they were made of: a mean over tokens needs their mask
     ) -> Tensor:  # (examples, width)
-        """The feature of a whole example: its class token, which stands first in every family so far."""
+        """The feature of a whole example: its class token, which is the first token in every family so far."""
         return hidden[:, 0]
 
     def rows(
@@ -195,7 +195,7 @@ class Encoder(nn.Module):
         return (hidden, outputs) if taps else hidden
 
     def _prefix(self, inputs: dict[str, Tensor], cache: PrefixCache) -> Tensor:  # (examples, tokens, width)
-        """What enters the first block that is not frozen, as far as possible from the cache."""
+        """The input of the first block that is not frozen, taken from the cache where possible."""
 
         def compute(inputs: dict[str, Tensor]) -> Tensor:
             hidden, mask = self.embed(inputs)
@@ -228,8 +228,8 @@ class Encoder(nn.Module):
 
     @contextmanager
     def uncached(self) -> Iterator[None]:
-        """In here every pass goes through all blocks: for examples that are made up for one step and never come again,
-        and for tensors whose numbers cannot be looked at (torch.func)."""
+        """A context in which every pass goes through all blocks. It is for examples that are made up for one step, and
+        for tensors whose values cannot be read (torch.func)."""
         cache, self.cache = self.cache, None
         try:
             yield
@@ -241,7 +241,7 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def reads(self) -> dict[str, str]:
-        """What it takes, in words: "input" and "normalisation"."""
+        """A description of its inputs, as "input" and "normalisation"."""
         raise NotImplementedError
 
     def adapter_sites(self, block: nn.Module) -> tuple[Site, Site]:
@@ -253,7 +253,7 @@ class Encoder(nn.Module):
         return (block.get_submodule(attention[0]), attention[2]), (block.get_submodule(mlp[0]), mlp[2])
 
     def train(self, mode: bool = True) -> Self:
-        """Sets the mode as usual, but a frozen prefix stays in eval mode: it is a fixed function, without dropout."""
+        """Set the mode, except that a frozen prefix stays in eval mode: it is a fixed function without dropout."""
         super().train(mode)
         for module in frozen_modules(self):
             module.eval()
@@ -266,14 +266,15 @@ def frozen_modules(encoder: Encoder) -> list[nn.Module]:
 
 
 def freeze_prefix(encoder: Encoder, blocks: int) -> None:
-    """Freezes the embeddings and the lowest `blocks` blocks; 0 freezes the embeddings alone.
+    """Freeze the embeddings and the lowest `blocks` blocks; 0 freezes the embeddings alone.
 
     All of them (`blocks == len(encoder.blocks)`) still leaves the final LayerNorm trainable. Frozen parameters ask for
     no gradient, so the prefix builds no graph and keeps no activations, unless what enters it (a learned prompt) asks
     for one; its dropout is off also in train mode. It never thaws: a later call with a smaller number changes nothing.
     """
     if not 0 <= blocks <= len(encoder.blocks):
-        raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {len(encoder.blocks)}. Give 0 to that.")
+        most = len(encoder.blocks)
+        raise ConfigError(f"cannot freeze {blocks} blocks: this encoder has {most}. Give a number from 0 to {most}.")
     encoder.frozen = max(blocks, encoder.frozen or 0)
     for module in frozen_modules(encoder):
         module.requires_grad_(False)
@@ -283,7 +284,7 @@ def freeze_prefix(encoder: Encoder, blocks: int) -> None:
 def keep_prefix(
     encoder: Encoder, settings: Backbone, precision: torch.dtype, caches: PrefixCaches, data: Examples
 ) -> None:
-    """Lets an encoder keep what its frozen blocks make of each example; without frozen blocks there is nothing to."""
+    """Let an encoder keep the output of its frozen blocks for each example. Without frozen blocks this does nothing."""
     depth, room, half = encoder.frozen, settings.cache * 1_000_000, settings.cache_half
     if not depth or not room:
         return

@@ -37,11 +37,11 @@ class Expanded(Model):
 
     @property
     def trained_size(self) -> int:
-        """Numbers that each encoder has of its own."""
+        """The number of parameters that each encoder has of its own."""
         return sum(p.numel() for p, own in zip(self.encoder.parameters(), self.trained, strict=True) if own)
 
     def add_branch(self) -> None:
-        """One more encoder, a copy of the first as it is now; those before it are frozen from here on."""
+        """Add an encoder, a copy of the first as it is now. The earlier ones are frozen from now on."""
         branch = shallow_copy(self.encoder, self.trained)
         for old in self.encoders:
             old.requires_grad_(False)
@@ -83,7 +83,7 @@ class Forked(Model):
         return [first, *(cast(nn.ModuleList, other) for other in self.others)]
 
     def add_tip(self) -> None:
-        """One more tip, a copy of the newest, which is frozen from here on."""
+        """Add a tip, a copy of the newest one, which is frozen from now on."""
         newest = self.tips[-1]
         tip = shallow_copy(newest, trained_part(newest))
         newest.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""What frozen blocks make of an example, computed once, not in every epoch, for every teacher and in every test."""
+"""The outputs of frozen blocks are computed once, and not in every epoch, for every teacher and in every test."""
 
 import hashlib
 from collections.abc import Callable, Iterable

@@ -65,8 +65,8 @@ class TaskNorm(nn.Module):
 class Gates:
     """All gates and norms of an encoder. The modules themselves become parts of it, so they are in its state.
 
-    Of the encoder only adapters, gates and these norms (of the blocks, and the final one) are trainable afterwards; a
-    frozen prefix stays as it is. Outside of `of` the newest task's are in use, with binary gates.
+    Afterwards, only adapters, gates and these norms of the encoder (in the blocks, and the final one) are trainable. A
+    frozen prefix stays as it is. Outside of `of`, the gates and norms of the newest task are used, with binary gates.
     """
 
     def __init__(self, encoder: Encoder) -> None:

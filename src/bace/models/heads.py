@@ -56,7 +56,7 @@ class Head(nn.Module):
         return torch.cat([F.linear(features, part) for part in rows.split(self.sizes)], -1)
 
     def merged(self) -> "Head":
-        """A copy with one block for all tasks: the same logits but for rounding, in one product."""
+        """A copy with one block for all tasks. It gives the same logits, except for rounding, in one product."""
         head = copy.deepcopy(self)
         for name, parts in self.named_children():
             if isinstance(parts, nn.ParameterList) and len(parts):
@@ -110,7 +110,7 @@ class WideningHead(LinearHead):
     (`columns`). New columns start at zero, so old logits are what they were.
 
     Args:
-        width: of one branch.
+        width: the width of one branch.
     """
 
     def __init__(self, width: int) -> None:
@@ -192,7 +192,7 @@ class ProxyHead(CosineHead):
     proxies, for every class (PODNet's layer, whose similarity is the negative squared distance of unit vectors).
 
     Args:
-        proxies: of each class; those of a class are neighbouring rows of its block.
+        proxies: the number of proxies per class, which are neighbouring rows of its block.
     """
 
     def __init__(self, width: int, proxies: int, sigma_init: float = 10.0, sigma_learn: bool = True) -> None:
@@ -242,7 +242,7 @@ def kmeans(
     steps: int = 100,
 ) -> Tensor:  # (count, width)
     """Centres of `count` clusters: seeded as in k-means++ (Arthur and Vassilvitskii, SODA 2007), then Lloyd's steps
-    until none moves. Of fewer distinct points each is a centre, some of them twice; of none, zeros.
+    until none moves. With fewer distinct points, each is a centre, some of them twice; without points, all are 0.
 
     (scikit-learn's adds up in the order in which threads finish: two runs may differ in the last bit.)"""
     if not len(points):

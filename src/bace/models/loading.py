@@ -164,7 +164,7 @@ def _check_weights(folder: Path) -> Path:
         try:
             parts = [inside(folder, part) for part in sorted(set(read_json(index)["weight_map"].values()))]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise DataError(f"{index} is no list of the parts of a model in its folder ({error}).") from error
+            raise DataError(f"{index} is not a list of the parts of a model in its folder ({error}).") from error
     else:
         raise DataError(
             f"{folder} has no model.safetensors. Pickled weights (pytorch_model.bin) are not read: load the model with "
@@ -181,7 +181,7 @@ def _check_weights(folder: Path) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar and no report of ignored heads while weights are loaded; afterwards all is as it was."""
+    """Load weights without a progress bar and without a report of ignored heads; afterwards everything is as before."""
     from transformers.utils import logging
 
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()

@@ -37,7 +37,7 @@ class LoRA(Additions):
     `of` all sets are in use.
 
     Args:
-        rank: r, of each change.
+        rank: the rank r of each change.
     """
 
     def __init__(self, encoder: Encoder, rank: int) -> None:

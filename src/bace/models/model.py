@@ -1,4 +1,4 @@
-"""Encoder and head as one module: the only way in which a method reaches the network."""
+"""Encoder and head as one module, through which methods reach the network."""
 
 import copy
 import functools
@@ -18,7 +18,7 @@ Branch = tuple[Tensor, Sequence[Tensor]]  # (rows, width), and (examples, tokens
 
 
 class Output(NamedTuple):
-    """What one pass gives."""
+    """The result of one pass."""
 
     features: Tensor  # (rows, width)
     logits: Tensor  # (rows, classes)
@@ -51,7 +51,7 @@ class Model(nn.Module):
         return Output(features, self.head(features), tapped)
 
     def branches(self, batch: Batch, taps: bool) -> Iterator[Branch]:
-        """What each of the encoders makes of the rows, to be read side by side: here there is one."""
+        """The features of the rows from each encoder, which are read side by side. Here there is one encoder."""
         yield read_rows(self.encoder, batch, taps)
 
     def low_precision(self, batch: Batch) -> AbstractContextManager[Any]:
@@ -78,7 +78,7 @@ class Model(nn.Module):
 
 
 def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
-    """What one encoder makes of a batch's rows."""
+    """The features of a batch's rows from one encoder."""
     read = functools.partial(_read_examples, encoder, taps)
     if encoder.pieces == 1 or not torch.is_grad_enabled():
         hidden, tapped = read(batch.inputs)
@@ -109,7 +109,7 @@ def _is_random(module: nn.Module) -> bool:
 
 
 def parameter_count(module: nn.Module, *, trained_only: bool = False) -> int:
-    """Numbers in a module's parameters, or in those that are trained."""
+    """The number of parameters of a module, or of those that are trained."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained_only)
 
 

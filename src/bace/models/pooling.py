@@ -1,4 +1,4 @@
-"""From a text's tokens to its feature, and what a folder of sentence-transformers says about that."""
+"""How a text's tokens become its feature, and what a folder of sentence-transformers says about it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,7 @@ class Sentence:
 
 
 def read_sentence_folder(folder: Path) -> Sentence | None:
-    """What modules.json and the configuration of the pooling say; None: not a folder of sentence-transformers."""
+    """What modules.json and the configuration of the pooling say; None for other folders."""
     listed = folder / "modules.json"
     if not listed.exists():
         return None
@@ -67,7 +67,7 @@ def read_sentence_folder(folder: Path) -> Sentence | None:
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
         paths = [inside(folder, str(module["path"])) if module["path"] else folder for module in modules]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{listed} is no list of modules with type and path ({first_line(error)}).") from error
+        raise DataError(f"{listed} is not a list of modules with type and path ({first_line(error)}).") from error
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ConfigError(
             f"{listed} has the modules {', '.join(kinds) or 'none'}; supported are Transformer, Pooling and, if "

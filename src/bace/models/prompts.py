@@ -2,7 +2,7 @@
 those with the nearest keys (L2P, Wang et al., 2022), prompts of every block's own (VPT, Jia et al., 2022), or prefixes
 of the keys and values of blocks (DualPrompt, Wang et al., 2022).
 
-Written by the encoder's parts alone, so it is the same for pictures and texts.
+They use only the encoder's parts, so the same code serves pictures and texts.
 """
 
 import math

@@ -16,7 +16,7 @@ class TextEncoder(Encoder):
 
     Attributes:
         max_tokens: the longest text its position table can take, special tokens included.
-        pooling: what of the tokens is the feature of a text.
+        pooling: how the tokens become the feature of a text.
         normalised: whether that is brought to unit length.
     """
 

@@ -25,7 +25,7 @@ class Weights:
 
     tensors: under transformers' names.
     heads: attention heads.
-    classes: of the classifier that the file holds beside the encoder, and that is left out; None if there is none.
+    classes: the number of classes of the file's own classifier, which is left out; None if it has none.
     preprocessing: mean and deviation of its pictures, in the form of a preprocessor_config.json; empty if not known.
     """
 
@@ -62,7 +62,7 @@ def _renamed(
 
 
 def _preprocessing(folder: Path) -> dict[str, Any]:
-    """What lies beside the file: transformers' preprocessor_config.json, or timm's config.json."""
+    """The preprocessing in transformers' preprocessor_config.json or timm's config.json, beside the file."""
     ours, theirs = folder / "preprocessor_config.json", folder / "config.json"
     if ours.exists():
         return read_json(ours)
@@ -97,7 +97,7 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
     tensors = content.items() if isinstance(content, dict) else ()
     found = {str(name).removeprefix("module."): value for name, value in tensors if isinstance(value, Tensor)}
     if not found:
-        raise DataError(f"{path} holds no state dict (names and tensors), also not under 'model' or 'state_dict'.")
+        raise DataError(f"{path} holds no state dict (names and tensors), not even under 'model' or 'state_dict'.")
     return found
 
 
@@ -113,7 +113,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 class _Taker:
-    """Hands out tensors by name once each, so that what nobody asked for is noticed."""
+    """Give out each tensor by name once, so that tensors which nobody asked for are noticed."""
 
     def __init__(self, tensors: dict[str, Tensor], path: Path, naming: str) -> None:
         self.tensors, self.path, self.naming = dict(tensors), path, naming
@@ -156,7 +156,7 @@ def _from_timm(tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor
     take.check_rest("head.", "pre_logits.")
     width = out["embeddings.cls_token"].shape[-1]
     if width % 64:
-        raise DataError(f"{path} has width {width}, no multiple of 64: its number of attention heads cannot be told.")
+        raise DataError(f"{path} has width {width}, which is not a multiple of 64: it has an unknown number of heads.")
     return out, _HEADS_OF_WIDTH.get(width, width // 64)
 
 

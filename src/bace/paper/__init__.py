@@ -1,1 +1,1 @@
-"""The paper's tables, figures and claims: what to run, what was printed, what our runs say."""
+"""The paper's tables, figures and claims: what to run, what the paper prints, and what our runs say."""

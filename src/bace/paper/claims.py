@@ -1,7 +1,7 @@
 """What the finished runs say about the paper's claims (statements.py).
 
-The mean of a comparison over seeds comes with a 95 % confidence interval (Student's t): inside the comparison's range
-it is supported, outside not supported, across its end undecided. docs/paper.md has the rules.
+The mean of a comparison over seeds has a 95 % confidence interval (Student's t). The comparison is supported if the
+interval lies inside its range, not supported if it lies outside, and undecided otherwise. docs/paper.md has the rules.
 """
 
 import math
@@ -50,7 +50,7 @@ class Evaluated:
 
 
 def evaluate(out: Path, scale: Scale) -> list[Evaluated]:
-    """Every row of claims.csv, in order; what is about SEQ, LwF or EWC once for each span of their soft-max."""
+    """Every row of claims.csv, in order. Claims about SEQ, LwF or EWC come once for each span of their soft-max."""
 
     runs: dict[object, dict[int, Finished]] = {}
 
@@ -110,7 +110,7 @@ def judge(comparison: Comparison, numbers: Callable[[Leaf], dict[int, float | No
 
 
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 %, by Student's t, of the mean of at least two paired differences."""
+    """The 95 % interval, by Student's t, of the mean of at least two paired differences."""
     from scipy.special import stdtrit
 
     half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))

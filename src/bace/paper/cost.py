@@ -1,8 +1,8 @@
-"""What a run will cost, before it is started: passes, hours and memory, estimated from counts.
+"""The cost of a run before it is started: passes, hours and memory, estimated from counts.
 
-An estimate, good to a factor of about two. Unit: one forward pass of one example, F; a backward pass costs 2 F. Counted
-are the training passes (by what the method declares, `Method.cost` and `networks`), the tests after every task and the
-studies' passes over the training data. docs/paper.md explains the numbers.
+The estimate is good to a factor of about two. Its unit is F, one forward pass of one example; a backward pass costs
+2 F. It counts the training passes (as the method declares them in `Method.cost` and `networks`), the tests after every
+task and the studies' passes over the training data. docs/paper.md explains the numbers.
 """
 
 import json
@@ -29,7 +29,7 @@ EFFICIENCY = 0.5  # of a large matrix product's speed that training reaches
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run: forward passes (a backward pass counts as two), floating-point operations, bytes."""
+    """The cost of one run: forward passes (a backward pass counts as two), floating-point operations, bytes."""
 
     passes: float
     flop: float
@@ -70,7 +70,7 @@ def estimate(config: Config, steps: int) -> Cost | None:
 
 
 def learning_passes(method: Method, config: Config, train: int, memory: int, steps: int) -> float:
-    """Of a run with so many training examples and slots of memory, tests not counted. The first task is plain."""
+    """The passes of a run with this many training examples and memory slots, without tests. The first task is plain."""
     cost, epochs = method.cost, config.train.epochs
     if method.licence == "past":  # all data so far at every task, or once
         rounds = 1.0 if config.method.get("only_last") else (steps + 1) / 2

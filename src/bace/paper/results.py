@@ -1,4 +1,4 @@
-"""What finished runs say: a run's numbers, curves and matrices by name; an entry's table beside the printed one."""
+"""Results of finished runs: numbers, curves and matrices by name, and an entry's table beside the printed one."""
 
 import csv
 import io

@@ -46,7 +46,7 @@ from bace.paper.tables import (
 
 @dataclass(frozen=True)
 class Encoded:
-    """What must be true of the runs; `reading`: what of the claim is tested, where that is not all it says."""
+    """What must be true of the runs. `reading` says what is tested if this is not all that the claim says."""
 
     check: Among
     reading: str = ""

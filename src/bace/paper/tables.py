@@ -49,7 +49,7 @@ class Block:
         benchmark: at full scale; desk scale takes its `-desk` version.
         dataset: its name in published.csv.
         own: hyper-parameters that a method has throughout the block, by title.
-        settings: of all cells, at both scales; `full` and `desk` add to them, `rivals` for all methods but BaCE.
+        settings: settings of all cells at both scales; `full` and `desk` add to them, `rivals` for all but BaCE.
         desk_buffers: memories that desk scale replaces.
         per_class: memory slots of each class, at full and at desk scale, in the place of a total.
         group: where its runs are kept; blocks with the same group, steps, buffer and method share a run.
@@ -75,7 +75,7 @@ class Block:
         return replace(self, methods=methods, **changes)
 
     def with_controls(self, *methods: str, **changes: Any) -> "Block":
-        """`of`, and behind each method its controls, but for those that the block's own settings make of it anyway."""
+        """`of`, with the controls of each method after it, except those that equal the method in this block."""
         rows: list[str] = []
         for method in methods:
             own = self.own.get(method, {})
@@ -225,8 +225,8 @@ VARIANTS = tuple(f"BaCE (effect_new={name})" for name in ("same", "different", "
 
 
 def _deit(benchmark: str, dataset: str, steps: int, buffer: int, adapter: int, lr: float, epochs: int) -> Block:
-    """Kim et al.'s protocol: a frozen DeiT-S with adapters, their learning rate and epochs; but for BaCE, which keeps
-    its own, no augmentation and a random memory."""
+    """Kim et al.'s protocol: a frozen DeiT-S with adapters, their learning rate and epochs, no augmentation, random
+    memory. BaCE keeps its own augmentation and memory."""
     full = {"backbone.name": DEIT, "train.lr": lr, "train.epochs": epochs, "train.batch_size": 64}
     return Block(
         benchmark,

@@ -1,4 +1,4 @@
-"""Finished runs, compared: a table for the terminal and one HTML page that works offline."""
+"""Comparisons of finished runs: a table for the terminal and one HTML page that works offline."""
 
 from bace.experiments.run_folder import Run, load_runs
 from bace.report.page import write_page

@@ -1,4 +1,4 @@
-"""Comparisons in Python: `bace.compare`, and what it gives."""
+"""Comparisons in Python: `bace.compare` and its result."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ def compare(
     tell: Tell = lambda line: None,
     **settings: Any,
 ) -> "Comparison":
-    """Run several methods with several seeds, as `bace compare` does. The same call continues where it was stopped.
+    """Run several methods with several seeds, as `bace compare` does. The same call continues a stopped comparison.
 
     Args:
-        methods: names of `bace list methods`, with hyper-parameters if wanted: ["ER", "BaCE(W0=1)", "BaCE"]; or "all".
-        seeds: how many seeds; the first is `seed`.
+        methods: names of `bace list methods`, with or without hyper-parameters, ["ER", "BaCE(W0=1)", "BaCE"]; or "all".
+        seeds: the number of seeds; the first is `seed`.
         out: the folder that keeps the runs; by default runs/<benchmark>.
         tell: called with a line for each run and each task, for example `print`.
-        settings: of all runs, as `bace.run` takes them: `benchmark="digits"`, `memory=50`, `train={"epochs": 3}`.
+        settings: settings of all runs, as in `bace.run`: `benchmark="digits"`, `memory=50`, `train={"epochs": 3}`.
     """
     if seeds < 1:
         raise ConfigError(f"seeds is {seeds}: it must be at least 1")
@@ -49,13 +49,13 @@ def compare(
     _, cells = cells_of(asked, given, seeds, None if out is None else Path(out))
     if failed := run_cells(cells, tell=tell):
         name, reason = next(iter(failed.items()))
-        raise ConfigError(f"{len(failed)} of {len(cells)} runs could not be made, the first of them {name}: {reason}")
+        raise ConfigError(f"{len(failed)} of {len(cells)} runs failed, the first of them {name}: {reason}")
     return Comparison(load_runs([cell.folder for cell in cells]))
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs side by side. A notebook shows the table; `frame` is the same for pandas."""
+    """The runs of a comparison. A notebook shows them as a table; `frame` is the table as a pandas DataFrame."""
 
     runs: list[Run]
 

@@ -19,7 +19,7 @@ MARKS = {  # what LaTeX does not take as it is
 
 
 def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A dictionary a row: benchmark, method, number of seeds, and mean and deviation of each column."""
+    """One dictionary per row: benchmark, method, number of seeds, and mean and deviation of each column."""
     made = []
     for row in rows:
         found: dict[str, Any] = {"benchmark": row.benchmark, "method": row.label, "seeds": len(row.seeds)}
@@ -66,7 +66,7 @@ def summary_tables(rows: Sequence[Row]) -> list[tuple[str, list[str], list[list[
 
 
 def as_latex(found: Sequence[tuple[str, list[str], list[list[str]]]]) -> str:
-    """A tabular for each table; needs no package."""
+    """A tabular for each table, which needs no LaTeX package."""
     lines = []
     for title, header, rows in found:
         columns = "".join("l" if name in LEFT else "r" for name in header)

@@ -24,7 +24,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 PATTERNS = ("", "/", ".", "x", "-", "+")
 MOST_SMALL = 12  # cells a side of a heat map that a third of the page has room for; more get half of it
-MOST_ANNOTATED = 20  # cells a side that still have room for a number each
+MOST_ANNOTATED = 20  # the largest number of cells per side that leaves room for numbers
 MOST_NAMED = 20  # classes that still have room for a name on an axis
 MOST_BARS = 60
 MOST_BANDS = len(PALETTE)  # methods whose bands and bars can still be told apart; more are "many"
@@ -45,7 +45,7 @@ def turn(index: int) -> int:
 
 
 def curves(groups: Sequence[Group], index: dict[str, int], measure: str) -> Figure:
-    """Average score over the tasks seen so far, after each task: a line a method, a band of one standard deviation."""
+    """The average score over the tasks so far, after each task: a line per method, a band of one standard deviation."""
     traces: list[dict[str, Any]] = []
     for group in groups:
         runs = [run.metrics.A for run in group.runs if run.metrics is not None]
@@ -83,7 +83,7 @@ def curves(groups: Sequence[Group], index: dict[str, int], measure: str) -> Figu
 
 
 def by_task(groups: Sequence[Group], values: Callable[[Run], Sequence[float]], unit: str, axis: str) -> Figure:
-    """A row a method, a column a task, mean over seeds: what stays readable where tens of lines do not."""
+    """A row per method and a column per task, mean over seeds. It stays readable when tens of lines do not."""
     width = max(len(values(group.runs[0])) for group in groups)
     cells: list[list[float | None]] = []
     spread: list[list[str]] = []
@@ -126,7 +126,7 @@ def matrix(group: Group, measure: str) -> Figure:
 
 
 def forgetting(groups: Sequence[Group], index: dict[str, int]) -> Figure:
-    """How far each task's score fell from its best to the end, a bar a method; the mean of its bars is its FGT."""
+    """The drop of each task's score from its best to the end, a bar per method. The mean of its bars is its FGT."""
     if len(groups) > MOST_BANDS:
         return by_task(groups, forgotten, "points", "points lost of task")
     tasks = max(len(group.runs[0].tasks) for group in groups) - 1
@@ -196,8 +196,8 @@ def confusion(group: Group) -> tuple[Figure, int] | None:
 
 
 def shortened(names: Sequence[str], most: int) -> list[str]:
-    """Names of at most so many letters, which stay different: cut at the end, or else in the middle, or else numbered
-    as well."""
+    """Names of at most `most` letters, which stay different: cut at the end, or else in the middle, or else also
+    numbered."""
     for head in (most - 1, most // 2, 2):
         tail = most - 1 - head
         short = [n if len(n) <= most else f"{n[:head]}…{n[len(n) - tail :]}" for n in names]
@@ -251,7 +251,7 @@ def losses(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
 
 
 def cost(groups: Sequence[Group], index: dict[str, int], measure: str, unit: str) -> Figure | None:
-    """What each method took of a measure in metrics.json, mean over seeds; None where it was not recorded."""
+    """The cost of each method by a measure in metrics.json, mean over seeds; None if it was not recorded."""
     traces = []
     for group in groups:
         taken = stat([None if run.metrics is None else getattr(run.metrics, measure) for run in group.runs])
@@ -390,14 +390,14 @@ def _wrapped(label: str, width: int) -> Markup:
 
 
 def studies(group: Group, name: str) -> list[dict[str, Any]]:
-    """This study of every seed; nothing unless all have it."""
+    """This study of every seed; empty unless all seeds have it."""
     found = [run.studies.get(name) for run in group.runs]
     made = [study for study in found if study is not None and "skipped" not in study]
     return made if len(made) == len(found) else []
 
 
 def _parts(group: Group, name: str, keys: Sequence[str], axis: dict[str, Any]) -> Figure | None:
-    """Some parts of a study over the tasks, a line each."""
+    """Some parts of a study over the tasks, with a line for each part."""
     found = studies(group, name)
     if not found:
         return None

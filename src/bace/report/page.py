@@ -21,9 +21,9 @@ def write_page(
 ) -> Path:
     """Write the comparison of `runs` to the HTML file `path` and return it. Needs plotly.
 
-    The file is complete or untouched, never half written. Unfinished runs are listed, and enter no number. Methods come
-    as given, and best first where they are too many to be told apart by colour. `published` has numbers to show beside
-    ours: (method or label of a row, metric) -> (mean, standard deviation or None).
+    The file is complete or untouched, never half written. Unfinished runs are listed, but no number includes them.
+    Methods come in the given order, or best first if there are too many to distinguish by colour. `published` has
+    numbers to show beside ours: (method or label of a row, metric) -> (mean, standard deviation or None).
     """
     runs, path = list(runs), Path(path)
     made, rows = groups(runs), summary_rows(runs)
@@ -65,7 +65,7 @@ def _title(labels: Sequence[str], benchmarks: Sequence[str]) -> str:
 
 
 def _lead(made: Sequence[Group], benchmarks: Sequence[str]) -> Markup:
-    """What was compared, in a few facts; with several benchmarks, links to each."""
+    """A few facts about what was compared, and links to the benchmarks if there are several."""
     if not made:
         return NOTHING
     if len(benchmarks) == 1:
@@ -99,7 +99,7 @@ def _unfinished(runs: Sequence[Run]) -> Markup:
         item.format(run.method, run.benchmark, run.seed, run.folder.name, tasks)
         for run, tasks in zip(runs, done, strict=True)
     )
-    aid = "These have no final scores yet and enter no number above."
+    aid = "These have no final scores yet. No number above includes them."
     return part("Unfinished runs", aid, Markup("<ul>{}</ul>").format(items))
 
 

@@ -31,7 +31,7 @@ class Stat:
 
 @dataclass(frozen=True)
 class Row:
-    """A method with its settings on a benchmark, over seeds. None: not every seed has the number."""
+    """A method with its settings on a benchmark, over seeds. A number is None unless every seed has it."""
 
     benchmark: str
     method: str
@@ -58,9 +58,9 @@ class Group:
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
-    """Finished runs by benchmark, method and settings, as they come. A group is named by its method and by what tells
-    it from its neighbours: settings in which runs of the benchmark differ, and hyper-parameters that are not at their
-    default."""
+    """Finished runs by benchmark, method and settings, in their order. A group is named by its method and by what
+    distinguishes it from its neighbours: settings in which runs of the benchmark differ, and hyper-parameters that are
+    not at their default."""
     finished = [run for run in runs if run.metrics is not None]
     made: list[Group] = []
     for benchmark in dict.fromkeys(run.benchmark for run in finished):

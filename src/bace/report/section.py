@@ -39,9 +39,9 @@ ENTITY_SCORES = (
 
 # What a run costs: the name in `Metrics`, for the reader, the unit, and what it is.
 COSTS = (
-    ("seconds", "Time", "seconds", "wall-clock, of a whole run"),
-    ("passes", "Passes", "passes", "of examples through the encoder, forward; forward and backward counts three"),
-    ("peak_memory_mb", "Peak memory", "MB", "most that was in use"),
+    ("seconds", "Time", "seconds", "wall-clock time of a whole run"),
+    ("passes", "Passes", "passes", "examples that passed the encoder; forward counts 1, forward and backward 3"),
+    ("peak_memory_mb", "Peak memory", "MB", "the largest amount in use"),
     ("kept_mb", "Kept memory", "MB", "networks, statistics and slots held after a task"),
 )
 MOST_GALLERIES = 2
@@ -49,7 +49,7 @@ SHORT_COMMIT = 10  # letters of a commit's name that are enough to find it
 
 
 class Subsection(NamedTuple):
-    """A heading, a line that helps to read what is below, and that."""
+    """A heading, a line that explains the content, and the content."""
 
     heading: str
     aid: str
@@ -89,7 +89,7 @@ class Section:
         self.point = " Point at a line, or touch it, to pick it out." if self.many else ""
 
     def html(self, *, titled: bool) -> Markup:
-        """`titled`: with the benchmark's name, which one that is alone does not need."""
+        """`titled` adds the benchmark's name, which a page with one benchmark does not need."""
         makers = (
             self.summary,
             self.entity_scores,
@@ -288,7 +288,7 @@ class Section:
         if not costs:
             return None
         aid = (
-            f"Of one run{self.spread}. Seconds are comparable only if all ran on the same machine, and nothing beside."
+            f"The cost of one run{self.spread}. Seconds are comparable only if all ran alone on the same machine."
         )
         return Subsection("Cost", aid, grid(costs, large=len(costs) > 1, most=2 * len(COSTS), kind="costs"))
 
@@ -414,7 +414,7 @@ def _entity_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
 
 
 def _class_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
-    """A row a class, with the task that it came with; a column a method. Where there are many it opens when asked."""
+    """A row per class, with its task, and a column per method. If there are many, it opens when asked."""
 
     def score(run: Run, name: str) -> float | None:
         found = run.metrics and (run.metrics.per_class or run.metrics.per_type)

@@ -77,8 +77,8 @@ def sweep(groups: Sequence[Group], key: str, measure: str = "A_last", baseline: 
 
 
 def variants(groups: Sequence[Group], measure: str = "A_last") -> Figure | None:
-    """Variants of Effect_new, and W0 = 1 as "none": a bar each, one colour for each combination of other settings
-    (F10)."""
+    """Variants of Effect_new, with W0 = 1 as "none": a bar for each variant, and a colour for each combination of other
+    settings (F10)."""
     series, _ = _series(groups, "effect_new")
     values = [value for value in (*VARIANTS, "none") if any(value in line for line in series.values())]
     if len(values) < 2:

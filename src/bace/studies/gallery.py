@@ -84,9 +84,9 @@ def record(source: str, anchors: Tensor, neighbours: Tensor, distances: Tensor) 
 
 
 def collect(records: list[Record], stream: Stream, config: Config) -> Record:
-    """For each task: whose eyes (`from`), and anchors with `example` id, `label`, what there is to see (`image`: PNG
-    in base64; or `text`, for tokens with the place of the `word` in it) and `neighbours`, which have a `distance` and
-    whether they are of the `same` class besides."""
+    """For each task: the network that made the features (`from`), and anchors with `example` id, `label`, `image` (PNG
+    in base64) or `text` (for tokens with the place of the `word`), and `neighbours`, which also have a `distance` and
+    say whether they are of the `same` class."""
 
     def backbone() -> str:
         return str(backbone_path(config.backbone.name))

@@ -149,11 +149,12 @@ class Images:
         pixels: uint8 (examples, channels, height, width) with 1 or 3 channels; grey is repeated to 3 for the encoder.
         size: side of the square that the encoder takes; pictures are resized to it (bicubic, antialiased).
         mean, std: normalisation of the encoder, per channel, for values in [0, 1].
-        augment: random views in training (crop and, if `flip`, horizontal mirror); off: training sees clean pictures.
+        augment: show random views in training (crop and, with `flip`, mirror); otherwise training sees clean pictures.
         flip: for all pictures, or for each (examples,).
-        views: how many random views of each picture there are; 0: as many as crops and flips.
-        window: None: training views are cut out of the picture padded by `padding`, at its own size. A number: they
-            are a random window of that side and the clean view is the central one (pictures stored larger).
+        views: the number of random views of each picture; 0 means as many as there are crops and flips.
+        window: with None, training views are cut out of the picture padded by `padding`, at its own size. With a
+            number, they are a random window of that side, and the clean view is the central one (for pictures that are
+            stored larger).
     """
 
     modality: Modality = IMAGE
@@ -197,7 +198,7 @@ class Images:
 
     @property
     def repeated(self) -> int:
-        """How many views of a picture come again and again: the clean one, and random ones if they are counted."""
+        """The number of views of a picture that repeat: the clean one, and the random ones if `views` limits them."""
         return 1 + self.views * self.augment
 
     def fingerprint(self) -> str:

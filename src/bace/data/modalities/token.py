@@ -93,7 +93,7 @@ class Token(Text):
         return list(dict.fromkeys(entity_type(tag) for tag in classes if tag != "O"))
 
     def targets(self, labels: Labels, own: Sequence[str], number: dict[str, int]) -> Tensor:  # (rows,)
-        """In a task only its own types are labelled, all else is O."""
+        """In a task, only its own types are labelled; everything else is O."""
         types = set(own)
         tags = (tag if entity_type(tag) in types else "O" for sentence in labels for tag in sentence)
         return torch.tensor([number[tag] for tag in tags], dtype=torch.int64)
@@ -141,16 +141,16 @@ class Token(Text):
         return list(scores.split([len(words) for words in inputs]))
 
     def show(self, examples: Any, scores: Scorer, names: Sequence[Any]) -> list[Any]:
-        """The tag of each word where sentences are lists of words, the entities where they are strings."""
+        """The tags of the words if sentences are lists of words, or the entities if they are strings."""
         sentences = examples if isinstance(examples, str) else list(examples)
         if not isinstance(sentences, str) and any(isinstance(sentence, str) for sentence in sentences):
             return self.entities(sentences, scores, names)
         return [[names[c] for c in rows.argmax(1).tolist()] for rows in scores(sentences)]
 
     def entities(self, sentences: Sequence[Any], scores: Scorer, names: Sequence[Any]) -> list[list["Span"]]:
-        """The entities of each sentence, a string or a list of words, which count as joined by spaces."""
+        """The entities of each sentence, which is a string or a list of words that are joined by spaces."""
         if isinstance(sentences, str):
-            raise DataError("one string is no list of sentences: put it in a list")
+            raise DataError("one string is not a list of sentences: put it in a list")
         items = list(sentences)
         words = [[s[i:j] for i, j in split_words(s)] if isinstance(s, str) else s for s in items]
         tags = self.show(words, scores, names)  # says what is wrong with a list of words
@@ -158,7 +158,7 @@ class Token(Text):
         return [spans(text, offsets, own) for (text, offsets), own in zip(placed, tags, strict=True)]
 
     def from_lines(self, lines: Iterable[str], source: str) -> list[tuple[str, Any]]:
-        """A sentence a line; or, in CoNLL's layout, a word a line, whose tag is not looked at."""
+        """One sentence per line or, in CoNLL's layout, one word per line, whose tag is ignored."""
         every = list(lines)
         if source.endswith(tuple(CONLL_SUFFIXES - {".txt"})) or _are_tagged(every):
             return [(f"{source}:{n}", words) for n, words, _ in conll_sentences(every)]
@@ -282,7 +282,7 @@ def tokenize_sentences(sentences: list[list[str]], tokenizer: Any, max_length: i
 
 
 class Span(NamedTuple):
-    """An entity where it stands in its text: `text` is the text's [start:end]."""
+    """An entity with its place: `text` is [start:end] of the sentence."""
 
     start: int
     end: int

@@ -24,10 +24,10 @@ class Alignment(Method):
     `aligned`, is then trained on features drawn from all classes. It predicts; the next task goes on from the head.
 
     Args:
-        align_epochs: of the alignment; 0 leaves it out.
+        align_epochs: epochs of the alignment; 0 leaves it out.
         align_lr: its learning rate, which falls to 0 by a cosine.
         samples: features drawn of each class in an epoch, and in a batch of all of them.
-        logit_norm: temperature of the normalised logits; 0: the logits as they are.
+        logit_norm: temperature of the normalised logits; 0 takes the logits as they are.
         weight_decay: on weights.
     """
 

@@ -19,6 +19,8 @@ from bace.models.additions import Additions
 from bace.models.heads import CosineHead
 from bace.randomness import generator
 
+SMALLEST_BATCH = 8  # to which batches are cut where a task has too few steps
+
 
 def begin_tuning(method: Method, task: Task, additions: Additions, sigma: float = 1.0) -> None:
     """For `Method.grow`: one more set of additions, and a cosine head of the task's classes, whose scale starts at
@@ -66,8 +68,21 @@ def cosine(epochs: int) -> Callable[[float], float]:
     return lambda done: 0.5 * (1.0 + math.cos(math.pi * min(done / epochs, 1.0)))
 
 
-def check_tuning(title: str, epochs: int, lr: float, batch: int) -> None:
+def enough_steps(examples: int, epochs: int, batch: int, least: int) -> tuple[int, int]:
+    """Epochs and batch size for at least so many steps. Published tunings are long: of thousands of examples a few
+    epochs are a thousand steps, of hundreds a few dozen, in which a new head hardly leaves its first values. Where
+    there are too few steps batches are made smaller, which costs nothing, but not below SMALLEST_BATCH; then there are
+    more epochs."""
+    if least:
+        batch = min(batch, max(SMALLEST_BATCH, examples * epochs // least))
+    steps = max(-(-examples // batch), 1)  # of an epoch
+    return max(epochs, -(-least // steps)), batch
+
+
+def check_tuning(title: str, epochs: int, lr: float, batch: int, steps: int = 0) -> None:
     if min(epochs, batch) < 1 or lr <= 0:
         raise ConfigError(
             f"{title}: tune_epochs ({epochs}) and tune_batch ({batch}) must be at least 1, tune_lr ({lr}) above 0"
         )
+    if steps < 0:
+        raise ConfigError(f"{title}: tune_steps ({steps}) must be at least 0")
