@@ -104,8 +104,8 @@ class Tiny:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.vit, self.bert = str(folder / "vit"), str(folder / "bert")
-        _save_vit(folder / "vit")
-        _save_bert(folder / "bert")
+        save_vit(folder / "vit")
+        save_bert(folder / "bert")
         _save_pictures(folder / "pictures", self.classes)
         _save_texts(folder / "texts", self.classes)
         _save_sentences(folder / "sentences")
@@ -133,13 +133,13 @@ class Tiny:
         return {**base, **kind, **changes}
 
 
-def _save_vit(folder: Path) -> None:
+def save_vit(folder: Path, blocks: int = 2) -> None:
     from transformers import ViTConfig, ViTModel
 
     torch.manual_seed(0)
     config = ViTConfig(
         hidden_size=16,
-        num_hidden_layers=2,
+        num_hidden_layers=blocks,
         num_attention_heads=2,
         intermediate_size=32,
         image_size=8,
@@ -149,7 +149,7 @@ def _save_vit(folder: Path) -> None:
     ViTModel(config, add_pooling_layer=False).save_pretrained(folder)
 
 
-def _save_bert(folder: Path) -> None:
+def save_bert(folder: Path, blocks: int = 2) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -167,7 +167,7 @@ def _save_bert(folder: Path) -> None:
     config = BertConfig(
         vocab_size=len(vocabulary),
         hidden_size=16,
-        num_hidden_layers=2,
+        num_hidden_layers=blocks,
         num_attention_heads=2,
         intermediate_size=32,
         initializer_range=0.2,

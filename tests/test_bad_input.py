@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import torch
 from checks import training_examples
@@ -722,12 +723,6 @@ def test_bad_input_gets_a_clear_error_and_loses_nothing(
 def test_bfloat16_is_used_or_refused_but_never_kills(tiny: Any, tmp_path: Path) -> None:
     """Some CPUs report support but crash with an illegal instruction, so it is tried in a process of its own."""
     flags = Place(tiny, tmp_path, tmp_path).flags("image", **{"train.precision": "bfloat16"})
-    done = subprocess.run(
-        [sys.executable, "-m", "bace", "run", *flags, "--out", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = processes.run(processes.BACE, "run", *flags, "--out", str(tmp_path / "run"))
     assert done.returncode in (0, 2), done.stderr  # a negative status would be a signal
     assert done.returncode == 0 or re.search("bfloat16 .*this CPU.* use float32", done.stderr)

@@ -16,6 +16,7 @@ import termios
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import yaml
 from run_folders import write_run
@@ -193,6 +194,19 @@ def test_a_printed_config_read_again_is_the_same(
     printed = say(capsys, "run", *words, "--print_config")
     (tmp_path / "again.yaml").write_text(printed)
     assert say(capsys, "run", "--config", str(tmp_path / "again.yaml"), "--print_config") == printed
+
+
+def test_a_configuration_can_be_changed_without_changing_the_next_one() -> None:
+    one, expected = config_from({"method": "er"}), config_from({"method": "er"})
+    one.studies.append("bias")
+    one.benchmark["tasks"] = one.method["mode"] = one.train.lr = 7
+    assert config_from({"method": "er"}) == expected
+
+
+@pytest.mark.parametrize(("name", "value"), [("train.deterministic", 1), ("backbone.freeze", False), ("seed", False)])
+def test_a_value_that_equals_the_default_but_is_of_another_type_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is '{value}': it must be"):
+        config_from({name: value})
 
 
 # -- run
@@ -790,7 +804,7 @@ def test_a_model_whose_lesson_is_killed_is_as_it_was(
             f"end = lambda: os.kill(os.getpid(), signal.SIGKILL)\n{change}\nmain(sys.argv[1:])"
         )
         words = ["learn", str(tmp_path / "model"), str(tmp_path / "more.csv")]
-        child = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        child = processes.run(code, *words)
         assert child.returncode == -9, (name, child.stderr)
         again = bace.Learner.load(tmp_path / "model")
         assert again.classes_ == ["one", "two"], name

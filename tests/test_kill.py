@@ -1,38 +1,25 @@
 """kill -9, for real: a run killed at three random moments and continued ends, byte for byte, as one left alone."""
 
-import contextlib
 import json
-import multiprocessing
-import os
 import random
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 
 import bace
-from bace.cli.main import main
 from bace.core import checkpoint
 
-pytestmark = pytest.mark.xdist_group("kill")  # both tests in the process that has the fork server
+pytestmark = pytest.mark.xdist_group("kill")  # one after the other: each keeps both cores busy
 PATIENCE = 90  # seconds in which a child must show that it lives
-PROCESSES = multiprocessing.get_context("forkserver")  # what takes a process long to import is imported once for all
-PROCESSES.set_forkserver_preload(["bace.experiments.run", "transformers.models.vit.modeling_vit"])
 
 
 def start(*words: str) -> BaseProcess:
-    child = PROCESSES.Process(target=run_quietly, args=(words,))
-    child.start()
-    return child
-
-
-def run_quietly(words: tuple[str, ...]) -> None:
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-        sys.exit(main(["run", *words]))
+    return processes.start(processes.BACE, "run", *words)
 
 
 def finish(child: BaseProcess) -> None:

@@ -3,13 +3,12 @@
 import gc
 import json
 import shutil
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import torch
 from checks import short, shown_examples, training_examples
@@ -116,8 +115,7 @@ def test_a_new_process_predicts_the_same(tiny: Any, taught: dict[str, bace.Learn
         "import sys, json, torch, bace; torch.set_num_threads(1)\n"
         "print(json.dumps(bace.Learner.load(sys.argv[1]).predict(json.loads(sys.argv[2]))))"
     )
-    words = [sys.executable, "-c", code, str(tmp_path / "saved"), json.dumps(x)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = processes.run(code, str(tmp_path / "saved"), json.dumps(x))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == taught["text"].predict(x)
 

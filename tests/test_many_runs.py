@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 from safetensors.torch import load_file
 
@@ -144,16 +145,21 @@ def test_a_cell_that_another_process_works_on_is_waited_for(tiny: Any, tmp_path:
 
 
 def start(*given: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "bace", *given], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    """In a session of its own, so that a signal reaches its workers too, and with Ctrl-C as on a terminal: what a shell
+    starts in the background, such as these tests, ignores it."""
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {processes.BACE}"
+    command = [sys.executable, "-c", code, *given]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def test_two_schedulers_share_the_cells_of_one_folder(tiny: Any, one_by_one: Path, tmp_path: Path) -> None:
-    both = [start(*words(tiny, tmp_path)) for _ in range(2)]
-    said = [each.communicate(timeout=PATIENCE)[1] for each in both]
-    assert [each.returncode for each in both] == [0, 0], said
-    assert contents(tmp_path) == contents(one_by_one)
+    out, errs = tmp_path / "c", [tmp_path / "one", tmp_path / "other"]
+    both = [processes.start(processes.BACE, *words(tiny, out), err=err) for err in errs]
+    for each in both:
+        each.join(PATIENCE)
+    said = [err.read_text() for err in errs]
+    assert [each.exitcode for each in both] == [0, 0], said
+    assert contents(out) == contents(one_by_one)
     assert sum(text.count("run ") for text in said) >= 4
 
 

@@ -8,8 +8,14 @@ from checks import CHECKS, check_resume_equals_the_straight_run, counted_run
 
 from bace.methods import METHODS
 
+
+def marks(method: str, modality: str, first: bool) -> list[pytest.MarkDecorator]:
+    in_one_process = pytest.mark.xdist_group(f"{method} {modality}")
+    return [in_one_process, pytest.mark.first_modality] if first else [in_one_process]
+
+
 CASES = [
-    pytest.param(method.title, modality, marks=pytest.mark.xdist_group(f"{method.title} {modality}"))  # in one process
+    pytest.param(method.title, modality, marks=marks(method.title, modality, modality == min(method.modalities)))
     for method in METHODS
     for modality in sorted(method.modalities)
 ]

@@ -3,10 +3,9 @@
 import io
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from PIL import Image
@@ -71,7 +70,8 @@ def test_another_process_reads_the_same_store(folder):
         "from bace.data import decode; decode.STORED_FROM = 3; decode._decode = None\n"
         f"from bace.data.table import read; print(int(read({str(folder)!r}).inputs.long().sum()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    done = processes.run(code)
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout) == int(expected.long().sum())
 
 

@@ -5,12 +5,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 
@@ -201,25 +201,19 @@ def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_continue(tiny: Any, t
     """With the default of no checkpoint by steps."""
     settings = tiny.settings("image", method="ER", **{"train.epochs": 100, "train.threads": 1})
     words = [word for key, value in settings.items() for word in (f"--{key}", json.dumps(value).strip('"'))]
-    environment = {**os.environ, "PYTHONPATH": str(Path(bace.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     for number, wish in enumerate((signal.SIGTERM, signal.SIGHUP)):
-        folder = tmp_path / f"run {number}"
-        child = subprocess.Popen(
-            [sys.executable, "-m", "bace", "run", *words, "--out", str(folder)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
+        folder, err = tmp_path / f"run {number}", tmp_path / f"said {number}"
+        child = processes.start(processes.BACE, "run", *words, "--out", str(folder), err=err)
         log, end = folder / "log.jsonl", time.monotonic() + 90
         while not (log.exists() and log.read_text().count("epoch") > 2):
-            assert child.poll() is None
+            assert child.is_alive()
             assert time.monotonic() < end
             time.sleep(0.01)
-        child.send_signal(wish)
-        _, said = child.communicate(timeout=30)
-        assert child.returncode == 128 + wish
-        assert f"--resume {folder}" in said
+        assert child.pid is not None
+        os.kill(child.pid, wish)
+        child.join(30)
+        assert child.exitcode == 128 + wish
+        assert f"--resume {folder}" in err.read_text()
         found = checkpoint.load(folder / "checkpoints")
         assert found is not None
         assert found[1]["at"]["phase"] == "train"  # in the middle of a task

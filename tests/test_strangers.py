@@ -8,8 +8,6 @@ import resource
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
@@ -187,10 +186,7 @@ def test_a_pipe_named_like_a_picture_is_refused(tmp_path: Path) -> None:
     os.mkfifo(folder / "train" / "cat" / "pipe.jpg")
     (folder / "train" / "cat" / "b.png").unlink()
     program = f"from bace.data.table import read; read({str(folder)!r}, split='train')"
-    environment = {**os.environ, "PYTHONPATH": str(Path(bace.__file__).parents[1])}
-    # In a process of its own: what waits for a pipe cannot be interrupted.
-    command = [sys.executable, "-c", program]
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    child = processes.run(program)  # of its own: what waits for a pipe cannot be interrupted
     assert "DataError" in child.stderr
     assert "pipe.jpg: the picture cannot be decoded (it is not an ordinary file)" in child.stderr
 

@@ -3,6 +3,7 @@
 The schema is the annotations of the dataclasses in schema.py, of `DataSettings` and of the method's constructor.
 """
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -14,7 +15,6 @@ from typing import Any
 
 import docstring_parser
 import yaml
-from jsonargparse import Namespace
 
 from bace.config.parser import Parser
 from bace.config.schema import (
@@ -104,13 +104,15 @@ def config_from(given: Mapping[str, Any]) -> Config:
     settings = flatten(given)
     names = {key: str(settings.get(key, default)) for key, default in DEFAULT_NAMES.items()}
     method, benchmark = find_method(names["method.name"]), find_benchmark(names["benchmark.name"])
-    parser = make_parser(method)  # type: ignore[arg-type]  # classes are hashable
-    valid = set(parser.get_defaults().keys())
+    usual = default_settings(method)  # type: ignore[arg-type]  # classes are hashable
     for key in settings:
-        if key not in valid:
+        if key not in usual:
             raise ConfigError(unknown_setting(key, method))
+    given = {**benchmark.defaults, **settings, **names}
+    changed = {key: value for key, value in given.items() if not _is_default(value, usual.get(key))}
     try:
-        config = as_config(parser.parse_object(nest({**benchmark.defaults, **settings, **names})))
+        parsed = make_parser(method).parse_object(nest(changed), defaults=False)  # type: ignore[arg-type]
+        config = as_config(nest({**copy.deepcopy(usual), **vars(parsed.as_flat())}))
     except (RecursionError, ValueError) as error:  # of a type's own parser
         raise ConfigError(_one_line(error)) from error
     check_ranges(config)
@@ -204,16 +206,28 @@ def make_parser(method: type[Method]) -> Parser:
     return parser
 
 
-def as_config(parsed: Namespace) -> Config:
-    sections = {name: section(**vars(parsed[name])) for name, section in SECTIONS.items()}
+@functools.cache
+def default_settings(method: type[Method]) -> dict[str, Any]:
+    """All settings of a method's runs by their dotted names, parsed. The parser takes ten times as long for them as for
+    the few that a user changes, so they are parsed once."""
+    return {**vars(make_parser(method).parse_object({}).as_flat())}  # type: ignore[arg-type]
+
+
+def _is_default(value: object, default: object) -> bool:
+    """Whether a value need not be parsed: a plain one that is the default's equal, and True is not 1."""
+    return isinstance(value, str | int | float | None) and type(value) is type(default) and value == default
+
+
+def as_config(settings: Mapping[str, Any]) -> Config:
+    sections = {name: section(**settings[name]) for name, section in SECTIONS.items()}
     studies, log = (
-        [name for part in parsed[key] for name in (part if isinstance(part, list) else [part])]
+        [name for part in settings[key] for name in (part if isinstance(part, list) else [part])]
         for key in ("studies", "log")
     )
-    method = {**vars(parsed["method"])}
+    method = {**settings["method"]}
     in_order = {name: method.pop(name) for name in find_method(method["name"]).hyper_parameters()}
     own = {**in_order, "name": plain_name(method["name"])}
-    return Config(vars(parsed["benchmark"]), own, studies=studies, log=log, seed=parsed["seed"], **sections)
+    return Config(settings["benchmark"], own, studies=studies, log=log, seed=settings["seed"], **sections)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -271,7 +285,7 @@ def _one_line(error: Exception) -> str:
 
 def unknown_setting(key: str, method: type[Method]) -> str:
     """The error for a misspelt setting. It suggests the nearest name, in the same section if that section exists."""
-    valid = list(make_parser(method).get_defaults().keys())  # type: ignore[arg-type]
+    valid = list(default_settings(method))  # type: ignore[arg-type]
     section, dot, name = key.partition(".")
     siblings = [v.partition(".")[2] for v in valid if v.startswith(f"{section}.")] if dot else []
     if not siblings:

@@ -1,16 +1,18 @@
 """Cells in several processes of this machine. Each process has its share of the threads and takes one cell after the
-other. Processes are spawned, not forked, because torch's threads and CUDA do not survive a fork."""
+other. Processes are not forked from this one, because torch's threads and CUDA do not survive a fork."""
 
 import contextlib
 import functools
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -27,13 +29,24 @@ TELL_EVERY = 0.2  # seconds between two messages about progress
 PATIENCE = 60.0  # seconds in which a worker that is asked to stop must have written its checkpoint
 
 
+def process_context() -> ForkServerContext | SpawnContext:
+    """Where processes come from. On Linux they are forks of a server that has imported torch and transformers, which
+    takes seconds, but has computed nothing; elsewhere, where system libraries do not survive a fork, each is new."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "transformers.modeling_utils"])
+    return context
+
+
 class Worker:
     """A process that runs cells, seen from the process that plans them."""
 
     def __init__(self, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = process_context()
         self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=work, args=(theirs, threads), daemon=True)
+        given = (theirs, threads, dict(os.environ))  # the server has the environment in which it was started
+        self.process: BaseProcess = context.Process(target=work, args=given, daemon=True)
         self.process.start()
         theirs.close()
         self.cell: Cell | None = None
@@ -125,8 +138,9 @@ def _ended() -> Iterator[list[Worker]]:
                 worker.process.kill()
 
 
-def work(pipe: Connection, threads: int) -> None:
+def work(pipe: Connection, threads: int, environment: dict[str, str]) -> None:
     """The loop of a worker: take cells until there are no more."""
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that plans sends SIGTERM
     torch.set_num_threads(threads)
     caches, told = PrefixCaches(), 0.0
