@@ -198,7 +198,8 @@ def _decode(picture: Any, where: str, image_size: Size | None, channels: int) ->
     except FileNotFoundError as error:
         raise DataError(f"{where}: there is no picture {picture}.") from error
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error on broken bytes
-        why = f"it is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
+        what = f"'{picture}'" if isinstance(picture, Path) else "it"
+        why = f"{what} is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(f"{where}: the picture cannot be decoded ({why}). Replace or remove it.") from error
     if image_size is not None:
         height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
