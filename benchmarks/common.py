@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bace.config.schema import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
+from bace.config.schema import Backbone, Checkpoints, Config, HeadSettings, Measures, MemoryBudget, Training
 from bace.core.memory import Memory
 from bace.core.method import Method
 from bace.core.position import Position
@@ -97,7 +97,7 @@ def begun(
         {"name": "benchmark"},
         {"name": method},
         Backbone(),
-        Head(),
+        HeadSettings(),
         MemoryBudget(memory),
         training,
         Measures(fwt=False),

@@ -17,7 +17,7 @@ import torch
 from common import CLASSES, DEPTH, SIDE, WIDTH, Bar, peak_memory, pictures, small_vit
 from torch import Tensor
 
-from bace.config.schema import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
+from bace.config.schema import Backbone, Checkpoints, Config, HeadSettings, Measures, MemoryBudget, Training
 from bace.core.memory import Memory
 from bace.core.position import Position
 from bace.core.stream import Stream, Task
@@ -87,7 +87,7 @@ def ready(method: str, modality: str) -> Trainer:
         {"name": "benchmark"},
         {"name": method},
         Backbone(),
-        Head(),
+        HeadSettings(),
         MemoryBudget(100),
         training,
         Measures(fwt=False),

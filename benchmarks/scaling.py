@@ -13,7 +13,7 @@ import time
 import torch
 from common import Bar, _peak_after, small_vit
 
-from bace.config.schema import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
+from bace.config.schema import Backbone, Checkpoints, Config, HeadSettings, Measures, MemoryBudget, Training
 from bace.core.memory import Memory
 from bace.core.position import Position
 from bace.core.stream import Stream, Task
@@ -48,7 +48,7 @@ def run(classes: int, tasks: int, examples: int, memory: int) -> float:
     stream = Stream(Images(pixels, size=8), targets, made, [str(c) for c in range(classes)])
     budget = MemoryBudget(memory, allow_missing_classes=True)
     training, measures = Training(epochs=1, threads=1), Measures(fwt=False)
-    settings = (Backbone(), Head(), budget, training, measures, Checkpoints())
+    settings = (Backbone(), HeadSettings(), budget, training, measures, Checkpoints())
     config = Config({"name": "benchmark"}, {"name": "ER"}, *settings)
     method = find_method("ER")()
     method.stream, method.training_settings, method.now = stream, training, Position(0)
