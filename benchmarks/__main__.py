@@ -15,7 +15,17 @@ from pathlib import Path
 import torch
 from common import Bar
 
-PARTS = ("startup", "data_path", "overhead", "bace_cost", "prefix", "text", "methods", "scaling")
+PARTS = (
+    "startup",
+    "data_path",
+    "neighbours",
+    "overhead",
+    "bace_cost",
+    "prefix",
+    "text",
+    "peers",
+    "scaling",
+)
 RESULTS = Path(__file__).parent / "results.json"
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 
 import torch
-from common import CLASSES, DEPTH, SIDE, WIDTH, Bar, peak_memory, pictures, small_vit
+from common import CLASSES, DEPTH, SIDE, WIDTH, peak_memory, pictures, small_vit
 from torch import Tensor
 
 from bace.config.schema import Backbone, Checkpoints, Config, HeadSettings, Measures, MemoryBudget, Training
@@ -105,17 +105,9 @@ def ready(method: str, modality: str) -> Trainer:
 def second_task_seconds(method: str, modality: str) -> float:
     trainer = ready(method, modality)
     trainer.learn(trainer.stream[0])
-    begun = time.perf_counter()
+    begun = time.process_time()
     trainer.learn(trainer.stream[1])
-    return time.perf_counter() - begun
-
-
-def bars(tiny: bool) -> dict[str, Bar]:
-    """Every method's second task over ER's; none has a limit, because methods differ in what they do."""
-    names = ["SEQ", "DER++"] if tiny else [method.title for method in METHODS]
-    cases = list(dict.fromkeys((name, modality_of(name)) for name in names))
-    base = {modality: second_task_seconds("ER", modality) for modality in {modality for _, modality in cases}}
-    return {f"{name} over ER, {on}": Bar(second_task_seconds(name, on) / base[on]) for name, on in cases}
+    return time.process_time() - begun
 
 
 def main() -> None:

@@ -55,9 +55,9 @@ def run(classes: int, tasks: int, examples: int, memory: int) -> float:
     method.memory = Memory(memory, allow_missing_classes=True)
     encoder = small_vit(32, 1, 8, 4)
     method.model = method.build(Model(encoder, CosineHead(encoder.width)))
-    begun = time.perf_counter()
+    begun = time.process_time()
     Trainer(method, stream, config).run()
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
 def measured(size: dict[str, int]) -> tuple[float, int]:
