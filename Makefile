@@ -25,10 +25,10 @@ test-cpu: .venv/.test
 # hour on one core; goes on where it was stopped.
 campaign: .venv/.test
 	PYTHONPATH=tests $(BIN)/python -m campaign --out artefacts/campaign --report docs/reliability.md
-# Every bar of docs/performance.md on one thread, as one table and benchmarks/results.json. On a quiet machine only.
+# Every bar of docs/performance.md as one table and benchmarks/results.json: about 20 minutes, on a quiet machine only.
+# avalanche-lib and faiss-cpu are installed from PyPI into an environment of their own (benchmarks/peers.py).
 bench: .venv/.test
 	$(BIN)/python benchmarks
-	$(BIN)/python benchmarks/many_runs.py
 clean:
 	rm -rf .venv build dist demo
 

@@ -41,7 +41,7 @@ def bars(tiny: bool) -> dict[str, Bar]:
     found = {}
     for name, shape in ENCODERS.items():
         few = name != "micro ViT"  # its steps take seconds
-        plan = (16, 8, 1, 2) if tiny else (EXAMPLES, BATCH, 2 if few else 3, 5 if few else 15)
+        plan = (16, 8, 1, 2) if tiny else (EXAMPLES, BATCH, 2, 4 if few else 12)
         seconds = timed(shape | {"depth": 2} if tiny else shape, *plan)
         for case, limit in LIMITS.items():
             found[f"{case}: seconds over ER, {name}"] = Bar(seconds[case] / seconds["ER"], limit)

@@ -23,6 +23,7 @@ from bace.core.trainer import Trainer
 from bace.data.modalities.image import Images
 from bace.data.modality import Examples
 from bace.methods import find_method
+from bace.models import prefix_attention
 from bace.models.heads import CosineHead
 from bace.models.model import Model
 from bace.models.vit import ViTEncoder
@@ -59,6 +60,7 @@ def vit_model(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: i
         intermediate_size=4 * width,
         image_size=side,
         patch_size=patch,
+        attn_implementation=prefix_attention.register(),  # as the library loads one
     )
     torch.manual_seed(0)
     return ViTModel(config, add_pooling_layer=False)

@@ -27,6 +27,7 @@ from bace.data.modalities.text import Texts, flat
 from bace.data.modalities.token import Entities
 from bace.data.modality import Examples
 from bace.methods import METHODS, find_method
+from bace.models import prefix_attention
 from bace.models.bert import BertEncoder
 from bace.models.encoder import Encoder
 from bace.models.heads import CosineHead
@@ -67,7 +68,8 @@ def encoder(modality: str) -> Encoder:
 
     torch.manual_seed(0)
     shape = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 4, "intermediate_size": 4 * WIDTH}
-    config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **shape)
+    attention = prefix_attention.register()  # as the library loads one
+    config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, attn_implementation=attention, **shape)
     return BertEncoder(BertModel(config, add_pooling_layer=False))
 
 

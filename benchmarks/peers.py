@@ -195,7 +195,7 @@ def measured(env: Path, seeds: int, examples: int, repeat: int) -> dict[str, dic
 
 
 def bars(tiny: bool) -> dict[str, Bar]:
-    found = measured(default_folder(), *((1, 64, 1) if tiny else (2, 640, 2)))
+    found = measured(default_folder(), *((1, 64, 1) if tiny else (2, 512, 2)))
     made = {}
     for method, r in found.items():
         made[f"{method}: seconds per step over avalanche-lib's"] = Bar(r["our_ms"] / r["their_ms"], 1.0)

@@ -79,7 +79,7 @@ class Model(nn.Module):
 
 def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
     """What one encoder makes of a batch's rows."""
-    read = functools.partial(_read_examples, encoder, taps)
+    read = functools.partial(_read_examples, encoder, taps, batch.at is None)
     if encoder.pieces == 1 or not torch.is_grad_enabled():
         hidden, tapped = read(batch.inputs)
     else:
@@ -91,8 +91,8 @@ def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
     return encoder.rows(hidden, batch.inputs, batch.at), tapped
 
 
-def _read_examples(encoder: Encoder, taps: bool, inputs: dict[str, Tensor]) -> Branch:
-    return encoder(inputs, taps=True) if taps else (encoder(inputs), ())
+def _read_examples(encoder: Encoder, taps: bool, pooled: bool, inputs: dict[str, Tensor]) -> Branch:
+    return encoder(inputs, taps=True) if taps else (encoder(inputs, pooled=pooled), ())
 
 
 def _side_by_side(taps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
