@@ -200,7 +200,7 @@ class Encoder(nn.Module):
     ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
         """The finished hidden states; with `taps` also what each block put out, before the final LayerNorm. `pooled`
         asks for what `pool` reads: the class token alone is then finished, if that is enough."""
-        short = pooled and not taps and self.pools_class_token
+        short = pooled and not taps and self.shortens
         if self.cache is not None and not taps and self.cache.takes(inputs):
             hidden, mask, start = self._prefix(inputs, self.cache), self.mask(inputs), self.cache.depth
             return self.run(hidden, mask, start=start, class_token=short)[0]
@@ -232,11 +232,11 @@ class Encoder(nn.Module):
         prefixes: Mapping[int, Prefix] = NO_PREFIXES,  # by block
         class_token: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:  # (examples, tokens, width) both, and that for each block
-        """From what enters block `start` to the finished hidden states; with `taps` also what each block put out. If no
-        more than the `class_token` is asked for, the last block may put out that alone."""
+        """From what enters block `start` to the finished hidden states; with `taps` also what each block put out. With
+        `class_token` the last block puts out that alone, which not every encoder can (`shortens`)."""
         outputs = []
         for block in range(start, len(self.blocks)):
-            if class_token and block == len(self.blocks) - 1 and self.shortens:
+            if class_token and block == len(self.blocks) - 1:
                 hidden = self._class_token(hidden, mask)
             else:
                 hidden = self.run_block(block, hidden, mask, prefixes.get(block))
@@ -246,10 +246,10 @@ class Encoder(nn.Module):
 
     @property
     def shortens(self) -> bool:
-        """Whether its last block can be run for the class token alone. Not while it is exported, where the number of
-        tokens is a symbol."""
-        known = self.takes_prefixes and self.config._attn_implementation == prefix_attention.NAME
-        return known and not self.whole and not torch.compiler.is_exporting()
+        """Whether its last block can, and may, be run for the class token alone. Not while it is exported, where the
+        number of tokens is a symbol."""
+        able = self.takes_prefixes and self.config._attn_implementation == prefix_attention.NAME
+        return able and self.pools_class_token and not self.whole and not torch.compiler.is_exporting()
 
     def _class_token(self, hidden: Tensor, mask: Tensor | None) -> Tensor:  # (examples, tokens, width) -> (.., 1, ..)
         """What the last block makes of the class token: of the others it needs keys and values alone, which stand

@@ -79,7 +79,7 @@ class Model(nn.Module):
 
 def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
     """What one encoder makes of a batch's rows."""
-    read = functools.partial(_read_examples, encoder, taps, batch.at is None)
+    read = functools.partial(_read_examples, encoder, taps, batch.at is None and encoder.shortens)
     if encoder.pieces == 1 or not torch.is_grad_enabled():
         hidden, tapped = read(batch.inputs)
     else:
@@ -92,7 +92,9 @@ def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
 
 
 def _read_examples(encoder: Encoder, taps: bool, pooled: bool, inputs: dict[str, Tensor]) -> Branch:
-    return encoder(inputs, taps=True) if taps else (encoder(inputs, pooled=pooled), ())
+    if taps:
+        return encoder(inputs, taps=True)
+    return encoder(inputs, pooled=True) if pooled else encoder(inputs), ()
 
 
 def _side_by_side(taps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
