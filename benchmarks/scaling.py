@@ -34,6 +34,7 @@ AXES = {
     "memory": [200, 600, 2000],
 }
 SMALLEST = {"classes": 10, "tasks": 2, "examples": 200, "memory": 50}
+PLOT = Path(__file__).parents[1] / "docs" / "scaling.svg"
 TINY = {"classes": [10, 20], "tasks": [2, 4], "examples": [200, 400], "memory": [50, 100]}
 
 
@@ -103,7 +104,10 @@ def exponents(points: Points) -> dict[str, Bar]:
 
 
 def bars(tiny: bool) -> dict[str, Bar]:
-    return exponents(grown(TINY, SMALLEST) if tiny else grown(AXES, USUAL))
+    points = grown(TINY, SMALLEST) if tiny else grown(AXES, USUAL)
+    if not tiny:
+        PLOT.write_text(plot(points))
+    return exponents(points)
 
 
 # -- the plot of docs/performance.md
