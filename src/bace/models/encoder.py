@@ -237,7 +237,7 @@ class Encoder(nn.Module):
         outputs = []
         for block in range(start, len(self.blocks)):
             if class_token and block == len(self.blocks) - 1:
-                hidden = self._class_token(hidden, mask)
+                hidden = self.run_last(block, hidden, mask)
             else:
                 hidden = self.run_block(block, hidden, mask, prefixes.get(block))
             if taps:
@@ -251,17 +251,21 @@ class Encoder(nn.Module):
         able = self.takes_prefixes and self.config._attn_implementation == prefix_attention.NAME
         return able and self.pools_class_token and not self.whole and not torch.compiler.is_exporting()
 
-    def _class_token(self, hidden: Tensor, mask: Tensor | None) -> Tensor:  # (examples, tokens, width) -> (.., 1, ..)
+    def run_last(
+        self,
+        block: int | nn.Module,
+        hidden: Tensor,  # (examples, tokens, width)
+        mask: Tensor | None,
+    ) -> Tensor:  # (examples, 1, width)
         """What the last block makes of the class token: of the others it needs keys and values alone, which stand
-        before its own as prefixes do. So the block costs a sixth."""
-        block = self.blocks[-1]
-        others = hidden[:, 1:]
+        before its own as prefixes do. So the block costs a sixth. Only where `shortens`."""
+        module, others = self.blocks[block] if isinstance(block, int) else block, hidden[:, 1:]
         if self.attention_norm is not None:
-            others = block.get_submodule(self.attention_norm)(others)
-        prefix = (block.get_submodule(self.key)(others), block.get_submodule(self.query_and_value[1])(others))
+            others = module.get_submodule(self.attention_norm)(others)
+        prefix = (module.get_submodule(self.key)(others), module.get_submodule(self.query_and_value[1])(others))
         if mask is not None:
             mask = torch.cat([mask[..., 1:], mask[..., :1]], -1)
-        return self.run_block(len(self.blocks) - 1, hidden[:, :1], mask, prefix)
+        return self.run_block(block, hidden[:, :1], mask, prefix)
 
     @contextmanager
     def uncached(self) -> Iterator[None]:

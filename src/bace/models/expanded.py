@@ -95,8 +95,10 @@ class Forked(Model):
         for block in self.encoder.blocks[:-1]:
             hidden = self.encoder.run_block(block, hidden, mask)
             tapped.append(hidden)
+        short = not taps and batch.at is None and self.encoder.shortens
+        run = self.encoder.run_last if short else self.encoder.run_block
         for block, norm in self.tips:
-            end = self.encoder.run_block(block, hidden, mask)
+            end = run(block, hidden, mask)
             yield self.encoder.rows(norm(end), batch.inputs, batch.at), (*tapped, end) if taps else ()
 
     def train(self, mode: bool = True) -> Self:

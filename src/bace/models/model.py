@@ -92,9 +92,9 @@ def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
 
 
 def _read_examples(encoder: Encoder, taps: bool, pooled: bool, inputs: dict[str, Tensor]) -> Branch:
-    if taps:
-        return encoder(inputs, taps=True)
-    return encoder(inputs, pooled=True) if pooled else encoder(inputs), ()
+    if pooled and not taps:
+        return encoder(inputs, pooled=True), ()
+    return encoder(inputs, taps=True) if taps else (encoder(inputs), ())
 
 
 def _side_by_side(taps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
