@@ -31,10 +31,10 @@ test-parallel: .venv/.test
 # hour on one core; goes on where it was stopped.
 campaign: .venv/.test
 	PYTHONPATH=tests $(BIN)/python -m campaign --out artefacts/campaign --report docs/reliability.md
-# Every bar of docs/performance.md on one thread, as one table and benchmarks/results.json. On a quiet machine only.
+# Every bar of docs/performance.md as one table and benchmarks/results.json: about 20 minutes, on a quiet machine only.
+# avalanche-lib and faiss-cpu are installed from PyPI into an environment of their own (benchmarks/peers.py).
 bench: .venv/.test
 	$(BIN)/python benchmarks
-	$(BIN)/python benchmarks/many_runs.py
 # The documentation as a site: site/index.html opens in a browser. Its search needs a server: python -m http.server -d site
 docs: .venv/.test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,4 +1,4 @@
-"""Every bar of docs/performance.md, measured in one run on one thread: a table, and benchmarks/results.json.
+"""Every bar of docs/performance.md, measured in one run: a table, and benchmarks/results.json.
 
     python benchmarks [--tiny] [--only PART ...] [--out FILE]
 
@@ -10,12 +10,24 @@ import argparse
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
 from common import Bar
 
-PARTS = ("startup", "data_path", "overhead", "bace_cost", "prefix", "text", "methods", "scaling")
+PARTS = (
+    "startup",
+    "data_path",
+    "neighbours",
+    "overhead",
+    "bace_cost",
+    "prefix",
+    "text",
+    "peers",
+    "scaling",
+    "many_runs",
+)
 RESULTS = Path(__file__).parent / "results.json"
 
 
@@ -24,7 +36,7 @@ def measured(parts: list[str], tiny: bool) -> tuple[dict[str, Bar], dict[str, st
     found: dict[str, Bar] = {}
     failed: dict[str, str] = {}
     for part in parts:
-        print(f"{part} ...", file=sys.stderr, flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {part}", file=sys.stderr, flush=True)
         try:
             found |= importlib.import_module(part).bars(tiny)
         except Exception as error:  # a package or a model that is not here: the other parts are measured all the same

@@ -2,8 +2,10 @@
 time and memory are measured."""
 
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bace.config.schema import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
+from bace.config.schema import Backbone, Checkpoints, Config, HeadSettings, Measures, MemoryBudget, Training
 from bace.core.memory import Memory
 from bace.core.method import Method
 from bace.core.position import Position
@@ -21,6 +23,7 @@ from bace.core.trainer import Trainer
 from bace.data.modalities.image import Images
 from bace.data.modality import Examples
 from bace.methods import find_method
+from bace.models import prefix_attention
 from bace.models.heads import CosineHead
 from bace.models.model import Model
 from bace.models.vit import ViTEncoder
@@ -44,6 +47,10 @@ class Bar:
 
 
 def small_vit(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: int = PATCH) -> ViTEncoder:
+    return ViTEncoder(vit_model(width, depth, side, patch), {})
+
+
+def vit_model(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: int = PATCH) -> Any:
     from transformers import ViTConfig, ViTModel
 
     config = ViTConfig(
@@ -53,9 +60,10 @@ def small_vit(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: i
         intermediate_size=4 * width,
         image_size=side,
         patch_size=patch,
+        attn_implementation=prefix_attention.register(),  # as the library loads one
     )
     torch.manual_seed(0)
-    return ViTEncoder(ViTModel(config, add_pooling_layer=False), {})
+    return ViTModel(config, add_pooling_layer=False)
 
 
 def pictures(count: int, side: int = SIDE) -> tuple[Tensor, Tensor]:  # (count, 3, side, side) uint8, (count,) classes
@@ -97,7 +105,7 @@ def begun(
         {"name": "benchmark"},
         {"name": method},
         Backbone(),
-        Head(),
+        HeadSettings(),
         MemoryBudget(memory),
         training,
         Measures(fwt=False),
@@ -135,32 +143,62 @@ def second_epoch(learned: Method, stream: Stream, config: Config) -> Callable[[M
     return epoch
 
 
-def step_times(work: Callable[[Mark], None]) -> list[float]:
-    """Seconds of every step; what comes before the first step (tables of the epoch) is the first one's."""
-    marks = [time.perf_counter()]
-    work(lambda: marks.append(time.perf_counter()))
+class _Enough(Exception):
+    """Ends an epoch of which no more steps are needed."""
+
+
+def step_times(work: Callable[[Mark], None], steps: int | None = None) -> list[float]:
+    """Seconds of every step, or of the first ones; what comes before the first step (tables of the epoch) is the first
+    one's. They are those of the processor: on one thread that is the time a quiet machine takes, and other processes
+    disturb it less."""
+    marks = [time.process_time()]
+
+    def mark() -> None:
+        marks.append(time.process_time())
+        if steps is not None and len(marks) > steps:
+            raise _Enough
+
+    with suppress(_Enough):
+        work(mark)
     return [after - before for before, after in pairwise(marks)]
 
 
-def least(runs: list[list[float]]) -> float:
-    """Seconds of an epoch, each of its steps the fastest of the repetitions: a disturbed second costs one step of one
-    repetition, not the whole of it."""
-    return sum(min(times) for times in zip(*runs, strict=True))
+def least(runs: list[list[float]], steps: int | None = None) -> float:
+    """Seconds of an epoch of so many steps, by default those that were timed. Each step is the fastest of the
+    repetitions: a disturbed second costs one step of one repetition, not the whole of it. Steps that were not timed
+    take as long as the others but the first."""
+    first, *others = (min(times) for times in zip(*runs, strict=True))
+    return first + sum(others) * ((steps - 1) / len(others) if steps and others else 1)
+
+
+def fastest(work: Callable[[], object], repeat: int, clock: Callable[[], float] = time.process_time) -> float:
+    """Seconds of the fastest repetition."""
+    times = []
+    for _ in range(repeat):
+        begun = clock()
+        work()
+        times.append(clock() - begun)
+    return min(times)
 
 
 def ignore() -> None:
     """The mark of a run that is not timed."""
 
 
-def peak_memory(work: Callable[..., object], *arguments: object) -> int:
-    """Largest resident size, in MB, of a process of its own that does this work."""
+def peak_memory(work: Callable[..., object], *arguments: object, seconds: float | None = None) -> int:
+    """Largest resident size, in MB, of a process of its own that does this work, or begins it: for so many seconds."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_after, (work, arguments))
+        return pool.apply(_peak_after, (work, arguments, seconds))
 
 
-def _peak_after(work: Callable[..., object], arguments: tuple[object, ...]) -> int:
+def _peak_after(work: Callable[..., object], arguments: tuple[object, ...], seconds: float | None = None) -> int:
     torch.set_num_threads(1)
-    work(*arguments)
+    if seconds is None:
+        work(*arguments)
+    else:
+        begun = threading.Thread(target=work, args=arguments, daemon=True)
+        begun.start()
+        begun.join(seconds)
     # not getrusage: its maximum is inherited from the process that started this one
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024

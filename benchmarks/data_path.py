@@ -1,29 +1,17 @@
-"""Augmented pictures, decoded pictures that are found again, and neighbours."""
+"""Augmented pictures, and decoded pictures that are found again."""
 
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from common import Bar, peak_memory
+from common import Bar, fastest, peak_memory
 from torch import Tensor
 
 from bace.data.modalities.image import Images
 from bace.data.table import read
-from bace.methods.parts.neighbours import nearest
 
 CPU = torch.device("cpu")
-
-
-def fastest(work: Callable[[], object], repeat: int) -> float:
-    """Seconds."""
-    times = []
-    for _ in range(repeat):
-        begun = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begun)
-    return min(times)
 
 
 def augmented(repeat: int) -> float:
@@ -56,34 +44,13 @@ def stored(count: int, side: int) -> tuple[float, int]:
     with tempfile.TemporaryDirectory() as name:
         save_pictures(Path(name), count, side)
         first_batch(name)
-        return fastest(lambda: first_batch(name), 2), peak_memory(first_batch, name)
-
-
-def neighbours(rows: int, width: int) -> None:
-    nearest(torch.randn(rows, width, generator=torch.Generator().manual_seed(0)), 5)
-
-
-def share_of_products(rows: int, width: int) -> float:
-    """The time of the bare matrix products of all pairs over the time of the search."""
-    features = torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
-
-    def products() -> None:
-        for block in features.split(256):
-            for part in features.split(4096):
-                torch.mm(block, part.T)
-
-    return fastest(products, 2) / fastest(lambda: nearest(features, 5), 2)
+        return fastest(lambda: first_batch(name), 2, time.perf_counter), peak_memory(first_batch, name)
 
 
 def bars(tiny: bool) -> dict[str, Bar]:
     seconds, peak = stored(5000 if tiny else 100_000, 8 if tiny else 64)
-    rows, width = (500, 64) if tiny else (100_000, 768)
     return {
         "128 augmented pictures of 32 pixels (ms)": Bar(augmented(5 if tiny else 200), 2.0),
         "first batch of 100,000 stored pictures of 64 pixels (s)": Bar(seconds, 20.0),
         "peak memory of that (MB)": Bar(peak, 2000),
-        "neighbours: share of the rate of bare products": Bar(
-            share_of_products(min(rows, 20_000), width), 0.7, least=True
-        ),
-        "neighbours of 100,000 x 768: peak memory (MB)": Bar(peak_memory(neighbours, rows, width), 1000),
     }

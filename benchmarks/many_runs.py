@@ -1,6 +1,6 @@
-"""How much sooner two workers of one thread finish the demo's 12 runs than one worker of two threads.
+"""How much sooner two workers of one thread finish the demo's runs than one worker of two threads, on two cores.
 
-python benchmarks/many_runs.py            # the bar is 1.6, on two cores that nobody else uses
+python benchmarks/many_runs.py
 """
 
 import os
@@ -10,21 +10,29 @@ import tempfile
 import time
 from pathlib import Path
 
-DEMO = ["compare", "--benchmark", "digits", "--method", "SEQ", "ER", "BaCE", "MTL", "--seeds", "3"]
+from common import Bar
+
+DEMO = ["compare", "--benchmark", "digits", "--method", "SEQ", "ER", "BaCE", "MTL", "--seeds"]
 
 
-def seconds(*words: str) -> float:
+def seconds(seeds: int, *words: str) -> float:
     """Of a whole command, with the start of its processes."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
-        command = [sys.executable, "-m", "bace", *DEMO, "--out", str(Path(folder) / "runs"), *words]
+        command = [sys.executable, "-m", "bace", *DEMO, str(seeds), "--out", str(Path(folder) / "runs"), *words]
         subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
         return time.perf_counter() - begun
 
 
+def bars(tiny: bool) -> dict[str, Bar]:
+    seeds, few = (1, ["--train.epochs", "1"]) if tiny else (2, [])
+    one, two = seconds(seeds, *few), seconds(seeds, "--workers", "2", *few)
+    return {"one worker of two threads over two workers of one": Bar(one / two, 1.6, least=True)}
+
+
 def main() -> None:
-    one = seconds()
-    two = seconds("--workers", "2")
+    one = seconds(3)
+    two = seconds(3, "--workers", "2")
     print(f"one worker of two threads: {one:.0f} s; two workers of one thread: {two:.0f} s; ratio {one / two:.2f}")
 
 

@@ -4,8 +4,7 @@ The first epoch fills the cache; the epochs after it are measured, against the s
 """
 
 import torch
-from common import Bar, Mark, least, pictures, second_epoch, small_vit, step_times
-from common import begun as started
+from common import Bar, begun, least, pictures, second_epoch, small_vit, step_times
 from torch import Tensor
 
 from bace.config.schema import Backbone, Training
@@ -24,12 +23,7 @@ def epoch(pixels: Tensor, shape: dict[str, int], frozen: int, batch: int, caches
     if caches is not None:
         keep_prefix(encoder, Backbone(cache=4000), torch.float32, caches, data)
     training = Training(epochs=1, batch_size=batch, threads=1)
-    work = second_epoch(*started("ER", data, Model(encoder, CosineHead(encoder.width)), training, batch))
-
-    def measured(mark: Mark) -> None:
-        work(mark)
-
-    return step_times(measured)
+    return step_times(second_epoch(*begun("ER", data, Model(encoder, CosineHead(encoder.width)), training, batch)))
 
 
 def bars(tiny: bool) -> dict[str, Bar]:

@@ -1,19 +1,22 @@
 """How seconds and memory of a run of ER grow with classes, tasks, examples and memory: exponents of fitted powers.
 
 The encoder is tiny (one block of width 32, 8 pixels), so that what the library does beside it shows. One number grows
-at a time. An exponent of 1 is linear; none may be above 1.1.
+at a time. An exponent of 1 is linear; none may be above 1.1. Tasks are cut out of the same examples, and all seen test
+examples are evaluated after each, so that seconds grow with tasks even if learning does not.
 
-    python benchmarks/scaling.py
+    python benchmarks/scaling.py [--axis NAME ...] [--plot FILE.svg]
 """
 
+import argparse
 import math
 import multiprocessing
 import time
+from pathlib import Path
 
 import torch
 from common import Bar, _peak_after, small_vit
 
-from bace.config.schema import Backbone, Checkpoints, Config, Head, Measures, MemoryBudget, Training
+from bace.config.schema import Backbone, Checkpoints, Config, HeadSettings, Measures, MemoryBudget, Training
 from bace.core.memory import Memory
 from bace.core.position import Position
 from bace.core.stream import Stream, Task
@@ -23,13 +26,15 @@ from bace.methods import find_method
 from bace.models.heads import CosineHead
 from bace.models.model import Model
 
-USUAL = {"classes": 100, "tasks": 5, "examples": 2000, "memory": 200}
+USUAL = {"classes": 100, "tasks": 5, "examples": 10_000, "memory": 200}
 AXES = {
-    "classes": [10, 30, 100, 300, 1000],
-    "tasks": [5, 10, 25, 50, 100],
-    "examples": [1000, 3000, 10_000, 30_000, 100_000],
-    "memory": [200, 500, 1000, 2000],
+    "classes": [10, 100, 300, 1000],
+    "tasks": [5, 20, 50, 100],
+    "examples": [1000, 10_000, 30_000, 100_000],
+    "memory": [200, 600, 2000],
 }
+SMALLEST = {"classes": 10, "tasks": 2, "examples": 200, "memory": 50}
+PLOT = Path(__file__).parents[1] / "docs" / "scaling.svg"
 TINY = {"classes": [10, 20], "tasks": [2, 4], "examples": [200, 400], "memory": [50, 100]}
 
 
@@ -48,23 +53,25 @@ def run(classes: int, tasks: int, examples: int, memory: int) -> float:
     stream = Stream(Images(pixels, size=8), targets, made, [str(c) for c in range(classes)])
     budget = MemoryBudget(memory, allow_missing_classes=True)
     training, measures = Training(epochs=1, threads=1), Measures(fwt=False)
-    settings = (Backbone(), Head(), budget, training, measures, Checkpoints())
+    settings = (Backbone(), HeadSettings(), budget, training, measures, Checkpoints())
     config = Config({"name": "benchmark"}, {"name": "ER"}, *settings)
     method = find_method("ER")()
     method.stream, method.training_settings, method.now = stream, training, Position(0)
     method.memory = Memory(memory, allow_missing_classes=True)
     encoder = small_vit(32, 1, 8, 4)
     method.model = method.build(Model(encoder, CosineHead(encoder.width)))
-    begun = time.perf_counter()
+    begun = time.process_time()
     Trainer(method, stream, config).run()
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
 def measured(size: dict[str, int]) -> tuple[float, int]:
-    """Seconds, and peak memory in MB, in a process of its own."""
+    """Seconds, and the memory in MB that the run adds to a process of its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
+        pool.apply(_one_thread, (SMALLEST,))  # imports, and what the first run of a process allocates
+        before = pool.apply(_peak_after, (int, ()))
         seconds = pool.apply(_one_thread, (size,))
-        return seconds, pool.apply(_peak_after, (int, ()))
+        return seconds, max(pool.apply(_peak_after, (int, ())) - before, 1)
 
 
 def _one_thread(size: dict[str, int]) -> float:
@@ -80,24 +87,89 @@ def exponent(sizes: list[int], values: list[float]) -> float:
     return products / sum((a - mean_x) ** 2 for a in x)
 
 
-def grown(axis: str, sizes: list[int], usual: dict[str, int]) -> list[tuple[int, float, int]]:
-    """(size, seconds, MB) along one axis."""
-    return [(size, *measured({**usual, axis: size})) for size in sizes]
+Points = dict[str, list[tuple[int, float, int]]]  # by axis: size, seconds, MB
 
 
-def bars(tiny: bool) -> dict[str, Bar]:
-    axes, usual = (TINY, {"classes": 10, "tasks": 2, "examples": 200, "memory": 50}) if tiny else (AXES, USUAL)
+def grown(axes: dict[str, list[int]], usual: dict[str, int]) -> Points:
+    return {axis: [(size, *measured({**usual, axis: size})) for size in sizes] for axis, sizes in axes.items()}
+
+
+def exponents(points: Points) -> dict[str, Bar]:
     found = {}
-    for axis, sizes in axes.items():
-        # tasks of at least one class, and classes of at least ten examples
-        fitting = {**usual, "classes": 100, "examples": 10_000} if axis in ("tasks", "classes") and not tiny else usual
-        points = grown(axis, sizes, fitting)
-        found[f"seconds grow with {axis}: exponent"] = Bar(exponent(sizes, [s for _, s, _ in points]), 1.1)
-        found[f"memory grows with {axis}: exponent"] = Bar(exponent(sizes, [m for _, _, m in points]), 1.1)
+    for axis, along in points.items():
+        sizes, seconds, megabytes = (list(column) for column in zip(*along, strict=True))
+        found[f"seconds grow with {axis}: exponent"] = Bar(exponent(sizes, seconds), 1.1)
+        found[f"memory grows with {axis}: exponent"] = Bar(exponent(sizes, megabytes), 1.1)
     return found
 
 
+def bars(tiny: bool) -> dict[str, Bar]:
+    points = grown(TINY, SMALLEST) if tiny else grown(AXES, USUAL)
+    if not tiny:
+        PLOT.write_text(plot(points))
+    return exponents(points)
+
+
+# -- the plot of docs/performance.md
+
+SIDE, GAP = 190, 58
+
+
+def plot(points: Points) -> str:
+    """An SVG: for each axis seconds and MB over the size, both logarithmic."""
+    panels = []
+    for column, (axis, along) in enumerate(points.items()):
+        for row, (unit, at) in enumerate((("seconds", 1), ("MB", 2))):
+            values = [(point[0], max(point[at], 1e-9)) for point in along]
+            panels.append(panel(f"{unit} over {axis}", values, GAP + column * (SIDE + GAP), 24 + row * (SIDE + GAP)))
+    width, height = GAP + len(points) * (SIDE + GAP), 2 * (SIDE + GAP) + 10
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
+    return f'{head} font-size="11"><rect width="100%" height="100%" fill="white"/>{"".join(panels)}</svg>\n'
+
+
+def panel(title: str, values: list[tuple[int, float]], left: int, top: int) -> str:
+    """Both axes are as many powers of ten long, so that a line of 45 degrees is linear growth."""
+    x, y = ([math.log10(value[k]) for value in values] for k in (0, 1))
+    reach = max(max(x) - min(x), max(y) - min(y), 0.1)
+
+    def place(a: float, b: float) -> tuple[float, float]:
+        return left + SIDE * (a - min(x)) / reach, top + SIDE * (1 - (b - min(y)) / reach)
+
+    spots = [place(a, b) for a, b in zip(x, y, strict=True)]
+    line = " ".join(f"{a:.1f},{b:.1f}" for a, b in spots)
+    dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="#1f77b4"/>' for a, b in spots)
+    labels = "".join(
+        f'<text x="{a:.1f}" y="{b - 7:.1f}" text-anchor="middle">{value:.3g}</text>'
+        for (a, b), (_, value) in zip(spots, values, strict=True)
+    )
+    below = "".join(
+        f'<text x="{a:.1f}" y="{top + SIDE + 13}" text-anchor="middle">{size:,}</text>'
+        for (a, _), (size, _) in zip(spots, values, strict=True)
+    )
+    slope = exponent(*(list(column) for column in zip(*values, strict=True)))
+    return (
+        f'<text x="{left}" y="{top - 12}" font-weight="bold">{title}: exponent {slope:.2f}</text>'
+        f'<rect x="{left}" y="{top}" width="{SIDE}" height="{SIDE}" fill="none" stroke="#999"/>'
+        f'<line x1="{left}" y1="{top + SIDE}" x2="{left + SIDE}" y2="{top}" stroke="#ccc" stroke-dasharray="4"/>'
+        f'<polyline points="{line}" fill="none" stroke="#1f77b4"/>{dots}{labels}{below}'
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plot", type=Path, help="an SVG file to write")
+    parser.add_argument("--axis", nargs="+", choices=AXES, default=list(AXES))
+    options = parser.parse_args()
+    points = {}
+    for axis in options.axis:
+        points |= grown({axis: AXES[axis]}, USUAL)
+        for size, seconds, megabytes in points[axis]:
+            print(f"{axis} {size}: {seconds:.2f} s, {megabytes} MB", flush=True)
+    for name, bar in exponents(points).items():
+        print(f"{name} {bar.value:.2f}")
+    if options.plot:
+        options.plot.write_text(plot(points))
+
+
 if __name__ == "__main__":
-    for axis, sizes in AXES.items():
-        for size, seconds, megabytes in grown(axis, sizes, USUAL):
-            print(f"{axis} {size}: {seconds:.1f} s, {megabytes} MB", flush=True)
+    main()

@@ -6,6 +6,7 @@ result has a size that depends on values (`nonzero`, a mask as an index), make t
 both sides would be an error on a GPU.
 """
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils import clip_grad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -46,13 +48,13 @@ class Device:
         self.watching = False
 
     def holds(self, tensor: object) -> bool:
-        if not isinstance(tensor, Tensor) or tensor.is_meta:
+        if not isinstance(tensor, Tensor) or _without_storage(tensor):
             return False
         found = self.storages.get(tensor.untyped_storage()._cdata)
         return found is not None and not found.expired()
 
     def put(self, tensor: Tensor) -> None:
-        if not tensor.is_meta:
+        if not _without_storage(tensor):
             reference = StorageWeakRef(tensor.untyped_storage())
             self.storages[reference.cdata] = reference
 
@@ -76,6 +78,11 @@ class Device:
             yield self
 
 
+def _without_storage(tensor: Tensor) -> bool:
+    """Only a shape, or one of torch.func's, which Fisher information between tasks is computed with."""
+    return tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 class _Operations(TorchDispatchMode):
     """Below autograd: every operation, those of the backward pass included."""
 
@@ -91,7 +98,8 @@ class _Operations(TorchDispatchMode):
         if any(there):
             self._check(name, given, there, args)
         out = func(*args, **kwargs)
-        if any(there):
+        # autograd makes zeros for what got no gradient, on the device of the rest
+        if any(there) or (not given and torch._C._current_graph_task_id() != -1):
             tree_map_only(Tensor, self.device.put, out)
         return out
 
@@ -123,6 +131,8 @@ class _Calls(TorchFunctionMode):
         if func == Tensor.device.__get__:  # a new object at every look
             return DEVICE if self.device.holds(args[0]) else HOST
         target = self._target(args, kwargs) if func is Tensor.to else HOST if func in LEAVES else None
+        if func is Tensor.to and sys._getframe(1).f_code.co_filename == clip_grad.__file__:
+            target = DEVICE  # it asks torch itself for the device of the gradients
         if target == HOST and self.device.holds(args[0]):
             self.device.note(func.__name__, self.device.reads)
             with _disable_current_modes():

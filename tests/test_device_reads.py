@@ -8,6 +8,7 @@ from bace.config.parse import config_from
 from bace.core.memory import Memory
 from bace.core.trainer import Trainer
 from bace.experiments.assemble import assemble
+from bace.methods import METHODS, find_method
 
 
 def steps_watched(settings: dict[str, object]) -> Device:
@@ -22,34 +23,40 @@ def steps_watched(settings: dict[str, object]) -> Device:
     trainer = Trainer(method, stream, config)
     trainer.step = watching(device, trainer.step)  # type: ignore[method-assign]
     with device.running():
-        trainer.run()
+        for task in stream:  # without evaluation, which may read
+            trainer.learn(task)
+            trainer.now.end(task)
     return device
 
 
-METHODS = [
-    "SEQ",
-    "ER",
-    "DER++",
-    "LwF",
-    "iCaRL",
-    "LUCIR",
-    "PODNet",
-    "BiC",
-    "EEIL",
-    "CLS-ER",
-    "A-GEM",
-    "IL2M",
-    "SparseER",
+# What must be read, and why.
+EXCEPTIONS = {
+    "CFNER": "cfner.py",  # which O words have neighbours depends on how sure the network is of them
+    "IDBR": "idbr.py",  # how long the texts are after their halves were exchanged
+}
+
+
+def modality_of(method: str) -> str:
+    return next(modality for modality in ("image", "text", "token") if modality in find_method(method).modalities)
+
+
+CASES = [
+    *((method.title, modality_of(method.title)) for method in METHODS),
+    ({"name": "BaCE", "neighbour_scores": "bank"}, "image"),
+    ({"name": "BaCE", "neighbor_grad": True}, "image"),
+    *((method, "token") for method in ("BaCE", "ER", "DER++", "A-GEM", "APER")),
 ]
 
 
-@pytest.mark.parametrize(
-    "method", [*METHODS, "BaCE", {"name": "BaCE", "neighbour_scores": "bank"}, {"name": "BaCE", "neighbor_grad": True}]
-)
-def test_no_step_waits_for_the_device(tiny, method):
-    changes = {"measure.fwt": False, "train.epochs": 1, "benchmark.tasks": [3, 2]}
-    device = steps_watched(tiny.settings("image", method=method, **changes))
-    assert sorted(set(device.reads)) == []
+@pytest.mark.parametrize(("method", "modality"), CASES)
+def test_no_step_waits_for_the_device(tiny, method, modality):
+    changes = {"measure.fwt": False, "train.epochs": 1, "benchmark.tasks": 2 if modality == "token" else [3, 2]}
+    device = steps_watched(tiny.settings(modality, method=method, **changes))
+    places = {read.partition(" at ")[2].partition(":")[0] for read in device.reads}
+    if expected := EXCEPTIONS.get(method if isinstance(method, str) else ""):
+        assert places == {expected}
+    else:
+        assert sorted(set(device.reads)) == []
     assert sorted(set(device.mixed)) == []  # would be an error on a GPU
 
 

@@ -182,3 +182,42 @@ def test_a_family_that_takes_no_prefix_refuses_by_name() -> None:
     encoder.run_block(0, hidden, mask)
     with pytest.raises(ConfigError, match="VectorEncoder takes no keys and values"):
         encoder.run_block(0, hidden, mask, (hidden, hidden))
+
+
+# -- the last block for the class token alone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_pooled_needs_the_class_token_of_the_last_block_alone(
+    encoders: dict[str, Encoder], family: str
+) -> None:
+    encoder, inputs = encoders[family], inputs_of(family)
+    hidden, before = encoder(inputs), encoder.passes.total
+    short = encoder(inputs, pooled=True)
+    assert short.shape == (len(hidden), 1, WIDTH)
+    assert encoder.passes.total - before == pytest.approx(3 * len(hidden))  # counts as a pass like any other
+    torch.testing.assert_close(short[:, 0], hidden[:, 0], atol=1e-10, rtol=0)
+    torch.testing.assert_close(encoder.pool(short, inputs), encoder.pool(hidden, inputs), atol=1e-10, rtol=0)
+    weights = list(encoder.parameters())
+    whole, alone = (torch.autograd.grad(x[:, 0].sin().sum(), weights, allow_unused=True) for x in (hidden, short))
+    for a, b in zip(whole, alone, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(b, a, atol=1e-10, rtol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["vit", "bert"])
+def test_all_tokens_go_through_the_last_block_where_more_is_asked_for(
+    encoders: dict[str, Encoder], family: str
+) -> None:
+    encoder, inputs = copy.copy(encoders[family]), inputs_of(family)
+    hidden = encoder(inputs)
+    tapped, _ = encoder(inputs, taps=True, pooled=True)
+    assert torch.equal(tapped, hidden)
+    encoder.whole = True
+    assert torch.equal(encoder(inputs, pooled=True), hidden)
+    encoder.whole = False
+    if family == "bert":
+        encoder.pooling = "mean"
+        assert torch.equal(encoder(inputs, pooled=True), hidden)

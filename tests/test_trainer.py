@@ -64,7 +64,7 @@ class Points:
 class Plane(nn.Module):
     """Features are the points themselves, times a matrix that starts as the identity, plus zero."""
 
-    width, pieces = 2, 1
+    width, pieces, shortens = 2, 1, False
 
     def __init__(self) -> None:
         super().__init__()

@@ -69,13 +69,18 @@ class Toolbox(ElasticBuffers):
         """The slots that `replay(draw)` draws at this step."""
         return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
 
-    def labelled(self, targets: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool, on the CPU
+    def labels(self, batch: Batch) -> Tensor:  # (rows,) class ids, on the CPU
+        """The classes of a batch's rows as the stream knows them: what depends on them waits for no device, as it would
+        for `batch.targets`."""
+        return self.stream.targets[batch.rows]
+
+    def labelled(self, labels: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool, both on the CPU
         """Which rows are learned from their labels, where the first `new` rows are new and the others are replayed.
         After the first task, words labelled O may hide entities of other tasks: the method decides about them in new
         sentences (`learns_o`), and `train.replay_o` in replayed ones. All other rows are learned."""
-        rows = torch.ones(len(targets), dtype=torch.bool)  # on the CPU, where counting them waits for nothing
+        rows = torch.ones(len(labels), dtype=torch.bool)
         if self.stream.background is not None and self.now.known:
-            entity = (targets != self.stream.background).cpu()
+            entity = labels != self.stream.background
             if not self.learns_o:
                 rows[:new] = entity[:new]
             if self.training_settings.replay_o == "distil":

@@ -79,7 +79,7 @@ class ACIL(OnePass):
         return [dataclasses.replace(stage, batch_size=max(self.batch_size, self.training_settings.eval_batch_size))]
 
     def observe(self, x: Tensor, y: Tensor) -> None:  # (rows, width), (rows,)
-        X, Y = self.expanded(x), one_hot(y, self.weight.shape[1])
+        X, Y = self.expanded(x), one_hot(y.to(x.device), self.weight.shape[1])
         self.R = without(self.R, X.T, 1.0)  # R <- R - R X^T (I + X R X^T)^-1 X R
         self.weight += self.R @ (X.T @ (Y - X @ self.weight))  # W <- W + R X^T (Y - X W)
 

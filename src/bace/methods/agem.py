@@ -69,7 +69,7 @@ class AGEM(Method):
         if reference is None:
             return
         moving = [p for p in self.model.parameters() if p.grad is not None]
-        labelled = self.labelled(reference.targets, new=0)
+        labelled = self.labelled(self.labels(reference), new=0)
         logits = self.model(reference, name="reference").logits
         loss = F.cross_entropy(logits[labelled], reference.targets[labelled])
         # without backward(), because .grad holds g

@@ -197,11 +197,11 @@ class BaCE(HoldOut):
     def loss(self, batch: Batch) -> Loss:
         replay, near = self.replay(), self.neighbourhood(batch)
         new, old, carried = self.passes(batch, replay, near)
-        own = self.own_rows(batch.targets)
+        own = self.own_rows(self.labels(batch))
         terms: dict[str, Tensor] = {}
         if own.any():
             terms["new"] = self.loss_new(new, batch, own, near, carried)
-        if (again := self.rows_again(batch.targets)).any():
+        if (again := self.rows_again(self.labels(batch))).any():
             terms["again"] = F.cross_entropy(new[again], batch.targets[again])
         if self.distils:
             terms["distil"] = self.alpha * self.loss_distil(new, batch, own)
@@ -245,7 +245,7 @@ class BaCE(HoldOut):
 
     def loss_memory(self, logits: Tensor, replay: Batch) -> dict[str, Tensor]:
         """Effect_old on memory: cross-entropy and matching of the teacher's logits for the old classes (3.3)."""
-        labelled = self.labelled(replay.targets, new=0)
+        labelled = self.labelled(self.labels(replay), new=0)
         terms: dict[str, Tensor] = {}
         if labelled.any():
             terms["replay"] = F.cross_entropy(logits[labelled], replay.targets[labelled])
@@ -268,21 +268,21 @@ class BaCE(HoldOut):
         """log S over the new classes."""
         return F.log_softmax(logits, 1)[:, self.now.known :]
 
-    def own_rows(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
+    def own_rows(self, labels: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool, both on the CPU
         """The rows of the task's own classes. After the first task they exclude O rows, which may hide old entities,
         and more examples of old classes, which only a Learner is given."""
-        return self.labelled(targets, new=len(targets)) & ~self.rows_again(targets)
+        return self.labelled(labels, new=len(labels)) & ~self.rows_again(labels)
 
-    def rows_again(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
+    def rows_again(self, labels: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool, both on the CPU
         """More examples of old classes: they are learned as those of the memory are."""
-        return self.old_rows(targets.cpu()) if self.given_again else torch.zeros(len(targets), dtype=torch.bool)
+        return self.old_rows(labels) if self.given_again else torch.zeros(len(labels), dtype=torch.bool)
 
-    def old_rows(self, targets: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
-        old = targets < self.now.known
-        return old if self.stream.background is None else old & (targets != self.stream.background)
+    def old_rows(self, labels: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
+        old = labels < self.now.known
+        return old if self.stream.background is None else old & (labels != self.stream.background)
 
     def neighbourhood(self, batch: Batch) -> Neighbourhood | None:
-        rows = batch.rows[self.own_rows(batch.targets)]
+        rows = batch.rows[self.own_rows(self.labels(batch))]
         if self.table is None or not len(rows):
             return None
         draws = self.neighbor_grad and self.neighbour_scores == "bank"

@@ -210,9 +210,9 @@ class BEEF(ER):
         own, old = self.head.column(both.targets), len(self.head.blocks) - 1
         u, _ = self.head.expansion(self.model(both, newest=True).features)
         aligned = torch.cat([u[:, :old] / self.alignment, u[:, old:]], 1)
-        terms = self.cross_entropy(aligned, own, len(batch))
+        terms = self.cross_entropy(aligned, both, len(batch), own)
         if self.energy:
-            means = self.count_means(both.targets, len(batch))
+            means = self.count_means(both, len(batch))
             terms["energy"] = means * self.energy * self.open_space(self.sample(both), own)
         return terms
 

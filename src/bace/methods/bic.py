@@ -102,7 +102,7 @@ class BiC(HoldOut, ER):
         logits = self.model(both).logits
         if self.corrections == "cumulative":
             logits = self.corrected(logits, self.now.task)
-        terms = self.cross_entropy(logits, both.targets, len(batch))
+        terms = self.cross_entropy(logits, both, len(batch))
         if self.teacher is None:
             return terms
         # L = lam KD(z, z'; old, T) + (1 - lam) CE(z, y), lam = O/S; z' with the teacher's own correction

@@ -105,7 +105,7 @@ class CFNER(ExtendNER):
         if self.table is None:
             return logits, log_old
         anchor = torch.isin(batch.rows, self.table.anchors)
-        outside = self.outside(batch.targets).cpu()
+        outside = self.outside(self.labels(batch))
         sure = F.softmax(logits[: len(batch)].detach(), 1)[:, : self.now.known].amax(1) >= self.threshold
         at = torch.nonzero(anchor & (~outside | sure.cpu())).flatten()
         if not len(at):

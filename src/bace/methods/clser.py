@@ -94,10 +94,10 @@ class CLSER(ER):
         replay = self.replay()
         both = Batch.cat(batch, replay)
         logits = self.model(both).logits
-        terms = self.cross_entropy(logits, both.targets, len(batch))
+        terms = self.cross_entropy(logits, both, len(batch))
         if replay is not None and self.lambda_mse:
             match = old_logit_mse(logits[len(batch) :], self.target(replay))
-            terms["match"] = self.count_means(both.targets, len(batch)) * self.lambda_mse * match
+            terms["match"] = self.count_means(both, len(batch)) * self.lambda_mse * match
         return terms
 
     def target(self, replay: Batch) -> Tensor:  # (rows, classes)

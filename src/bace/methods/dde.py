@@ -150,7 +150,7 @@ class DDE(LUCIR):
         out: Output = self.model(both)
         if self.teacher is not None:
             self.batch_mean = out.features.detach().mean(0)
-        terms = self.cross_entropy(self.joint(out.logits, both), both.targets, len(batch))
+        terms = self.cross_entropy(self.joint(out.logits, both), both, len(batch))
         return terms | self.hold(out, both, len(batch))
 
     def joint(self, logits: Tensor, both: Batch) -> Tensor:  # (rows, classes) -> (rows, classes)

@@ -83,7 +83,7 @@ class DERpp(ER):
         both = Batch.cat(batch, second)
         logits = self.model(Batch.cat(both, first)).logits
         self.before = logits[: len(batch)].detach()
-        terms = self.cross_entropy(logits[: len(both)], both.targets, len(batch))
+        terms = self.cross_entropy(logits[: len(both)], both, len(batch))
         if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
         if first is not None:
@@ -98,7 +98,7 @@ class DERpp(ER):
         replay = self.replay()
         both = Batch.cat(batch, replay)
         logits = self.model(both).logits
-        terms = self.cross_entropy(logits, both.targets, len(batch))
+        terms = self.cross_entropy(logits, both, len(batch))
         if "replay" in terms:
             terms["replay"] = self.beta * terms["replay"]
         if replay is not None and self.alpha:

@@ -103,13 +103,13 @@ class EEIL(ER):
     def terms(self, batch: Batch, new: int) -> dict[str, Tensor]:
         """CE(z, y) + weight sum_k KD(z_k, z'_k; T) over the teacher's blocks k."""
         logits = self.model(batch).logits
-        terms = self.cross_entropy(logits, batch.targets, new)
+        terms = self.cross_entropy(logits, batch, new)
         if self.teacher is not None and self.kd_weight:
             taught = self.infer([batch], self.teacher).logits
             sizes = [len(block) for block in self.teacher.head.blocks]
             pairs = zip(logits[:, : taught.shape[1]].split(sizes, 1), taught.split(sizes, 1), strict=True)
             kd = torch.stack([soft_cross_entropy(z, z0, self.T) for z, z0 in pairs])  # a soft-max for each block
-            terms["distil"] = self.count_means(batch.targets, new) * self.kd_weight * kd.sum()
+            terms["distil"] = self.count_means(batch, new) * self.kd_weight * kd.sum()
         return terms
 
     def before_step(self, batch: Batch) -> None:

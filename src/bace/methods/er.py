@@ -50,22 +50,26 @@ class ER(Method):
 
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)
-        return self.cross_entropy(self.model(both).logits, both.targets, len(batch))
+        return self.cross_entropy(self.model(both).logits, both, len(batch))
 
     def with_replay(self, batch: Batch) -> Batch:
         """The batch, followed by the examples that are replayed with it."""
         return Batch.cat(batch, self.replay() if self.policy.mode == "batch" else None)
 
-    def cross_entropy(self, logits: Tensor, targets: Tensor, new: int) -> dict[str, Tensor]:
-        """The cross-entropy of the first `new` rows and of the replayed rows after them, where they are labelled."""
-        labelled = self.labelled(targets, new)
+    def cross_entropy(
+        self, logits: Tensor, batch: Batch, new: int, targets: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The cross-entropy of the first `new` rows of a batch and of the replayed rows after them, where they are
+        labelled; `targets` may be others than the batch's."""
+        labelled = self.labelled(self.labels(batch), new)
+        targets = batch.targets if targets is None else targets
         logits, targets, new = logits[labelled], targets[labelled], int(labelled[:new].sum())
         parts = self.policy.parts(new, len(targets))
         return {name: self.criterion(logits[rows], targets[rows]) for name, rows in parts.items()}
 
-    def count_means(self, targets: Tensor, new: int) -> int:
+    def count_means(self, batch: Batch, new: int) -> int:
         """The number of means in `cross_entropy` for these rows (see Replay.count_means)."""
-        labelled = self.labelled(targets, new)
+        labelled = self.labelled(self.labels(batch), new)
         return self.policy.count_means(int(labelled[:new].sum()), int(labelled.sum()))
 
     def criterion(self, logits: Tensor, targets: Tensor) -> Tensor:  # (rows, classes), (rows,) -> ()

@@ -88,12 +88,12 @@ class ExtendNER(ER):
         both = self.with_replay(batch)
         logits = self.model(both).logits
         if not self.now.known:  # no old entities hide among the O words
-            return self.cross_entropy(logits, both.targets, len(batch))
+            return self.cross_entropy(logits, both, len(batch))
         log_old = F.log_softmax(self.infer([both], self.teacher).logits / self.tau, 1) if self.weight else None
         logits, log_old = self.joint(logits, log_old, batch)
         # CE(z, y; S) over the words E with an entity label
-        terms = self.cross_entropy(logits, both.targets, len(batch))
-        rest = ~self.labelled(both.targets, len(batch))
+        terms = self.cross_entropy(logits, both, len(batch))
+        rest = ~self.labelled(self.labels(both), len(batch))
         if log_old is not None and rest.any():
             # + lambda KL(softmax(z'/T) || softmax(z/T) cut to the old columns) over the words Q labelled O
             student, teacher, new = logits[rest], log_old[rest], int(rest[: len(batch)].sum())

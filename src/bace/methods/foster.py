@@ -137,9 +137,9 @@ class FOSTER(ER):
         out = self.teacher(both)
         old_features, new_features = out.features.split(head.branch, 1)
         weights = class_weights(self.counts, self.beta1).to(out.logits)
-        terms = self.cross_entropy(out.logits / weights, both.targets, len(batch))
+        terms = self.cross_entropy(out.logits / weights, both, len(batch))
         assert head.auxiliary is not None
-        beside = self.cross_entropy(head.auxiliary(new_features), both.targets, len(batch))
+        beside = self.cross_entropy(head.auxiliary(new_features), both, len(batch))
         terms |= {f"branch {name}": term for name, term in beside.items()}
         if self.lambda_okd:
             old = self.now.known

@@ -115,7 +115,7 @@ class GD(ER):
         assert self.local is not None
         both, known = self.with_replay(batch), self.now.known
         log_p = F.log_softmax(self.local(both).logits[:, known:], 1)
-        own = both.targets >= known
+        own = self.labels(both) >= known
         terms = {}
         if own.any():
             terms["new"] = F.nll_loss(log_p[own], both.targets[own] - known)
@@ -128,9 +128,9 @@ class GD(ER):
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)
         logits = self.model(both).logits
-        means = self.count_means(both.targets, len(batch))
+        means = self.count_means(both, len(batch))
         distil = {name: means * term for name, term in self.distil(logits, both).items()}
-        return {**self.cross_entropy(logits, both.targets, len(batch)), **distil}
+        return {**self.cross_entropy(logits, both, len(batch)), **distil}
 
     def loss_finetune(self, batch: Batch) -> Loss:
         """The same loss as one mean in which each row is weighted by its class."""

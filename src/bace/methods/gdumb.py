@@ -122,7 +122,8 @@ def cutmix(
     share, row, column = torch.rand(3, generator=generator).tolist()  # Beta(1, 1) is uniform
     tall, wide = int(height * math.sqrt(1 - share)), int(width * math.sqrt(1 - share))
     top, left = int(row * height) - tall // 2, int(column * width) - wide // 2
-    inside = torch.zeros(height, width, dtype=torch.bool, device=pixels.device)
+    inside = torch.zeros(height, width, dtype=torch.bool)
     inside[max(top, 0) : top + tall, max(left, 0) : left + wide] = True  # what lies outside the image is cut off
+    own = 1 - float(inside.double().mean())
     partner = torch.randperm(len(pixels), generator=generator).to(pixels.device)
-    return torch.where(inside, pixels[partner], pixels), partner, 1 - float(inside.double().mean())
+    return torch.where(inside.to(pixels.device), pixels[partner], pixels), partner, own

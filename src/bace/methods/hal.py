@@ -106,10 +106,10 @@ class HAL(ER):
         both = self.with_replay(batch)
         out = self.model(both)
         self.features = out.features[: len(batch)].detach()
-        terms = self.cross_entropy(out.logits, both.targets, len(batch))
+        terms = self.cross_entropy(out.logits, both, len(batch))
         if self.lambda_anchor and len(self.anchors):
             change = self.change(functools.reduce(torch.add, terms.values()))
-            terms["anchor"] = self.count_means(both.targets, len(batch)) * self.lambda_anchor * change
+            terms["anchor"] = self.count_means(both, len(batch)) * self.lambda_anchor * change
         return terms
 
     def change(self, loss: Tensor) -> Tensor:  # (), ()

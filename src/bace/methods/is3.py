@@ -73,17 +73,17 @@ class IS3(ExtendNER):
         out = self.model(batch)
         if not self.now.known:
             return {"new": F.cross_entropy(out.logits, batch.targets)}
-        terms, entity = {}, self.labelled(batch.targets, len(batch))
+        terms, entity = {}, self.labelled(self.labels(batch), len(batch))
         if entity.any():  # CE over the words with a new type
             logits = out.logits if self.old_gradient == 1 else self.debiased(out.features)
             terms["new"] = F.cross_entropy(logits[entity], batch.targets[entity])
         if self.lambda_kd and not entity.all():  # + 2 KL(softmax(z') || softmax(z) cut to the old columns) on O words
             log_old = F.log_softmax(self.infer([batch], self.teacher).logits[~entity], 1)
             terms["distil"] = self.lambda_kd * distillation(out.logits[~entity], log_old, mode="slice")
-        known = self.prototypes.any(1)
-        if self.lambda_proto and known.any():  # + 0.1 CE(head(p_c), c) over the old labels c
-            logits, labels = self.model.head(self.prototypes[known]), known.nonzero().flatten()
-            terms["prototypes"] = self.lambda_proto * F.cross_entropy(logits, labels)
+        if self.lambda_proto:  # + 0.1 CE(head(p_c), c) over the old labels c; O and labels without words have no p_c
+            known, labels = self.prototypes.any(1), torch.arange(len(self.prototypes), device=out.logits.device)
+            each = F.cross_entropy(self.model.head(self.prototypes), labels, reduction="none")
+            terms["prototypes"] = self.lambda_proto * (each * known).sum() / known.sum().clamp(min=1)
         return terms
 
     def debiased(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)

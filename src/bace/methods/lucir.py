@@ -86,7 +86,7 @@ class LUCIR(ER):
     def loss(self, batch: Batch) -> Loss:
         both = self.with_replay(batch)
         out: Output = self.model(both)
-        return self.cross_entropy(out.logits, both.targets, len(batch)) | self.hold(out, both, len(batch))
+        return self.cross_entropy(out.logits, both, len(batch)) | self.hold(out, both, len(batch))
 
     def hold(self, out: Output, both: Batch, new_rows: int) -> dict[str, Tensor]:
         """The terms that preserve the old classes, from the second task on."""
@@ -97,7 +97,7 @@ class LUCIR(ER):
         tokens = background is not None
         lambda_base = (50.0 if tokens else 5.0) if self.lambda_base is None else self.lambda_base
         held = both.targets == background if tokens else slice(None)
-        features, means = out.features[held], self.count_means(both.targets, new_rows)
+        features, means = out.features[held], self.count_means(both, new_rows)
         if lambda_base and len(features):
             # lambda (1 - cos(h, h')), lambda = lambda_base sqrt(O / N)
             before = self.infer([both], self.teacher).features[held]

@@ -73,10 +73,10 @@ class MEMO(ER):
         """L = CE(W [h_0 .. h_t], y) + alpha_aux CE(Aux h_t, y'), y' = 0 for old classes, 1 .. N for new ones."""
         both, head = self.with_replay(batch), self.model.head
         out = self.model(both)
-        terms = self.cross_entropy(out.logits, both.targets, len(batch))
+        terms = self.cross_entropy(out.logits, both, len(batch))
         if head.auxiliary is not None:
             own = (both.targets - self.now.known + 1).clamp(min=0)
-            beside = self.cross_entropy(head.auxiliary(out.features[:, -head.branch :]), own, len(batch))
+            beside = self.cross_entropy(head.auxiliary(out.features[:, -head.branch :]), both, len(batch), own)
             terms |= {f"auxiliary {name}": self.alpha_aux * term for name, term in beside.items()}
         return terms
 

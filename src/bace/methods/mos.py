@@ -151,7 +151,7 @@ class MOS(Alignment):
     def describe(self, batch: Batch) -> None:
         super().describe(batch)
         with self.adapters.of(0):
-            self.first.observe(self.infer([batch]).features.double(), batch.targets)
+            self.first.observe(self.infer([batch]).features.double(), self.labels(batch))
 
     def gaussian(self, c: int) -> tuple[Tensor, Tensor]:  # (width,), (width, width)
         """N(mu_c, S_c + 1e-4 I)."""

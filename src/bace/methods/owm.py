@@ -88,6 +88,7 @@ class OWM(Method):
         encoder.requires_grad_(False)
         for linear in trained:
             linear.weight.requires_grad_(True)
+        encoder.whole = True  # the inputs of its layers are looked at, token by token
         model.head = LinearHead(encoder.width, bias=False).to(self.stream.device)
         self.layers = [*trained, model.head]
         for i, width in enumerate([*(linear.in_features for linear in trained), encoder.width]):

@@ -135,12 +135,12 @@ class PODNet(ER):
         both = self.with_replay(batch)
         tapped = self.teacher is not None and self.lambda_spatial > 0
         out: Output = self.model(both, taps=tapped)
-        terms = self.cross_entropy(out.logits, both.targets, len(batch))
+        terms = self.cross_entropy(out.logits, both, len(batch))
         if self.teacher is None or not (self.lambda_flat or self.lambda_spatial):
             return terms
         before = self.infer([both], self.teacher, taps=tapped)
         grown = math.sqrt(self.now.seen / (self.now.seen - self.now.known))
-        factor = self.count_means(both.targets, len(batch)) * grown
+        factor = self.count_means(both, len(batch)) * grown
         if self.lambda_flat:
             terms["flat"] = self.lambda_flat * factor * feature_cosine(out.features, before.features)
         if self.lambda_spatial:

@@ -124,7 +124,7 @@ class RanPAC(OnePass):
         return torch.relu(x @ self.projection) if self.M else x
 
     def observe(self, x: Tensor, y: Tensor) -> None:  # (rows, width), (rows,)
-        self.x, self.y = torch.cat([self.x, x]), torch.cat([self.y, y])
+        self.x, self.y = torch.cat([self.x, x]), torch.cat([self.y, y.to(self.y.device)])
 
     def after_epoch(self, stage: Stage) -> None:
         if stage.name == "tune":

@@ -101,9 +101,9 @@ class RDP(ExtendNER):
     def loss(self, batch: Batch) -> Loss:
         logits = self.model(batch).logits
         old = None if self.teacher is None else self.infer([batch], self.teacher)
-        outside, labels = self.outside(batch.targets), batch.targets
+        outside, labels = self.outside(self.labels(batch)), batch.targets
         if old is not None and self.pseudo:
-            labels = torch.where(outside, self.pseudo_labels(old), labels)
+            labels = torch.where(outside.to(labels.device), self.pseudo_labels(old), labels)
         terms = {"new": F.cross_entropy(logits, labels)}
         if old is not None and self.lambda_kd and outside.any():
             # + 2 KL(softmax(z') || softmax(z) cut to the old columns) on O words

@@ -78,6 +78,7 @@ class SLDA(OnePass):
 
         e = x - mu_y;  Sigma <- (n Sigma + f e e^T) / (n + 1);  mu_y <- mu_y + e / (c_y + 1);  c_y, n <- c_y + 1, n + 1
         with f = n / (n + 1) as published, f = c_y / (c_y + 1) for the pooled within-class covariance."""
+        y = y.to(x.device)
         before = (y[:, None] == y).tril(-1).double()  # (rows, rows): earlier rows of the same class
         count = self.counts[y] + before.sum(1)
         e = x - (self.counts[y, None] * self.means[y] + before @ x) / count.clamp(min=1)[:, None]

@@ -57,7 +57,7 @@ class SparseER(Method):
             return
         self.taken += 1
         if int(self.taken) % self.every == 0 and (replay := self.replay()) is not None:
-            yield replay.pick(torch.nonzero(self.labelled(replay.targets, new=0)).flatten())
+            yield replay.pick(torch.nonzero(self.labelled(self.labels(replay), new=0)).flatten())
 
     @property
     def replay_size(self) -> int:

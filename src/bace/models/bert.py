@@ -11,6 +11,7 @@ class BertEncoder(TextEncoder):
     mlp_end = "output.dense"
     mlp_branch = ("intermediate", "output.dense")
     query_and_value = ("attention.self.query", "attention.self.value")
+    key = "attention.self.key"
     takes_prefixes = True
 
 
@@ -31,4 +32,5 @@ class DistilBertEncoder(TextEncoder):
     mlp_end = "ffn.lin2"
     mlp_branch = ("ffn", "ffn")
     query_and_value = ("attention.q_lin", "attention.v_lin")
+    key = "attention.k_lin"
     takes_prefixes = True

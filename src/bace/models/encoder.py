@@ -20,6 +20,7 @@ from bace.config.schema import Backbone
 from bace.data.modalities.image import Images
 from bace.data.modality import Examples
 from bace.errors import ConfigError
+from bace.models import prefix_attention
 from bace.models.frozen_prefix import PictureCache, PrefixCache, PrefixCaches, TextCache
 from bace.models.prefix_attention import Prefix
 
@@ -52,6 +53,7 @@ class Encoder(nn.Module):
         passes: the passes that the run has spent so far.
         cache: the outputs of the frozen blocks for examples that were read before, if they are kept.
         pieces: the parts in which `read_rows` reads a batch that asks for gradients (train.accumulate).
+        whole: all tokens go through the last block, also where its class token alone is read: for what looks into it.
         recompute: whether blocks are computed again in the backward pass (train.recompute).
         states: for each thing that a pass depends on beside its inputs (gates, additions), a function that notes how it
             is now; what it returns brings that back.
@@ -70,9 +72,12 @@ class Encoder(nn.Module):
     # within a block: the modules that take the input of the MLP branch, and put out what is added to that input
     mlp_branch: ClassVar[tuple[str, str]]
     query_and_value: ClassVar[tuple[str, str]]  # within a block: the Linears that make them
+    key: ClassVar[str]  # the Linear that makes the keys; of families that take prefixes
+    attention_norm: ClassVar[str | None] = None  # within a block: the LayerNorm before the attention, where it has one
     takes_prefixes: ClassVar[bool] = False  # whether its blocks hand `prefix` on to bace.models.prefix_attention
 
     pieces: int = 1
+    whole: bool = False
     recompute: bool = False
     states: tuple[Callable[[], Callable[[], AbstractContextManager[None]]], ...] = ()
 
@@ -185,13 +190,21 @@ class Encoder(nn.Module):
     ) -> Tensor:  # (rows, width)
         return self.pool(hidden, inputs) if at is None else hidden[at[:, 0], at[:, 1]]
 
+    @property
+    def pools_class_token(self) -> bool:
+        """Whether `pool` reads the class token alone, which stands first."""
+        return True
+
     def forward(
-        self, inputs: dict[str, Tensor], taps: bool = False
+        self, inputs: dict[str, Tensor], taps: bool = False, pooled: bool = False
     ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
-        """The finished hidden states; with `taps` also what each block put out, before the final LayerNorm."""
+        """The finished hidden states; with `taps` also what each block put out, before the final LayerNorm. `pooled`
+        asks for what `pool` reads: the class token alone is then finished, if that is enough."""
+        short = pooled and not taps and self.shortens
         if self.cache is not None and not taps and self.cache.takes(inputs):
-            return self.run(self._prefix(inputs, self.cache), self.mask(inputs), start=self.cache.depth)[0]
-        hidden, outputs = self.run(*self.embed(inputs), taps=taps)
+            hidden, mask, start = self._prefix(inputs, self.cache), self.mask(inputs), self.cache.depth
+            return self.run(hidden, mask, start=start, class_token=short)[0]
+        hidden, outputs = self.run(*self.embed(inputs), taps=taps, class_token=short)
         return (hidden, outputs) if taps else hidden
 
     def _prefix(self, inputs: dict[str, Tensor], cache: PrefixCache) -> Tensor:  # (examples, tokens, width)
@@ -217,14 +230,42 @@ class Encoder(nn.Module):
         start: int = 0,
         taps: bool = False,
         prefixes: Mapping[int, Prefix] = NO_PREFIXES,  # by block
+        class_token: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:  # (examples, tokens, width) both, and that for each block
-        """From what enters block `start` to the finished hidden states; with `taps` also what each block put out."""
+        """From what enters block `start` to the finished hidden states; with `taps` also what each block put out. With
+        `class_token` the last block puts out that alone, which not every encoder can (`shortens`)."""
         outputs = []
         for block in range(start, len(self.blocks)):
-            hidden = self.run_block(block, hidden, mask, prefixes.get(block))
+            if class_token and block == len(self.blocks) - 1:
+                hidden = self.run_last(block, hidden, mask)
+            else:
+                hidden = self.run_block(block, hidden, mask, prefixes.get(block))
             if taps:
                 outputs.append(hidden)
         return self.finish(hidden), outputs
+
+    @property
+    def shortens(self) -> bool:
+        """Whether its last block can, and may, be run for the class token alone. Not while it is exported, where the
+        number of tokens is a symbol."""
+        able = self.takes_prefixes and self.config._attn_implementation == prefix_attention.NAME
+        return able and self.pools_class_token and not self.whole and not torch.compiler.is_exporting()
+
+    def run_last(
+        self,
+        block: int | nn.Module,
+        hidden: Tensor,  # (examples, tokens, width)
+        mask: Tensor | None,
+    ) -> Tensor:  # (examples, 1, width)
+        """What the last block makes of the class token: of the others it needs keys and values alone, which stand
+        before its own as prefixes do. So the block costs a sixth. Only where `shortens`."""
+        module, others = self.blocks[block] if isinstance(block, int) else block, hidden[:, 1:]
+        if self.attention_norm is not None:
+            others = module.get_submodule(self.attention_norm)(others)
+        prefix = (module.get_submodule(self.key)(others), module.get_submodule(self.query_and_value[1])(others))
+        if mask is not None:
+            mask = torch.cat([mask[..., 1:], mask[..., :1]], -1)
+        return self.run_block(block, hidden[:, :1], mask, prefix)
 
     @contextmanager
     def uncached(self) -> Iterator[None]:

@@ -99,8 +99,10 @@ class Forked(Model):
             hidden = self.encoder.run_block(block, hidden, mask)
             if taps:
                 tapped.append(share.of_all_examples(hidden))
+        short = not taps and own.at is None and self.encoder.shortens
+        run = self.encoder.run_last if short else self.encoder.run_block
         for block, norm in self.tips:
-            end = self.encoder.run_block(block, hidden, mask)
+            end = run(block, hidden, mask)
             rows = share.of_all_rows(self.encoder.rows(norm(end), own.inputs, own.at))
             yield rows, (*tapped, share.of_all_examples(end)) if taps else ()
 

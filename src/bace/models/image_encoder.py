@@ -29,6 +29,8 @@ class ImageEncoder(Encoder):
     mlp_end = "mlp.fc2"
     mlp_branch = ("layernorm_after", "mlp")
     query_and_value = ("attention.q_proj", "attention.v_proj")
+    key = "attention.k_proj"
+    attention_norm = "layernorm_before"
     takes_prefixes = True
     channels_last = False
     default_mean: ClassVar[tuple[float, ...]] = IMAGENET_MEAN

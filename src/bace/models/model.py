@@ -82,8 +82,9 @@ class Model(nn.Module):
 
 def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
     """The features of a batch's rows from one encoder. Every process of the run passes its share of them."""
-    read, share = functools.partial(_read_examples, encoder, taps), Share(batch)
+    share = Share(batch)
     batch = share.batch
+    read = functools.partial(_read_examples, encoder, taps, batch.at is None and encoder.shortens)
     if encoder.pieces == 1 or not torch.is_grad_enabled():
         hidden, tapped = read(batch.inputs)
     else:
@@ -96,7 +97,9 @@ def read_rows(encoder: Encoder, batch: Batch, taps: bool = False) -> Branch:
     return share.of_all_rows(rows), [share.of_all_examples(tap) for tap in tapped]
 
 
-def _read_examples(encoder: Encoder, taps: bool, inputs: dict[str, Tensor]) -> Branch:
+def _read_examples(encoder: Encoder, taps: bool, pooled: bool, inputs: dict[str, Tensor]) -> Branch:
+    if pooled and not taps:
+        return encoder(inputs, pooled=True), ()
     return encoder(inputs, taps=True) if taps else (encoder(inputs), ())
 
 

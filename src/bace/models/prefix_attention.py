@@ -27,7 +27,7 @@ def attend(
     query: Tensor,  # (examples, heads, tokens, width of a head)
     key: Tensor,  # the same
     value: Tensor,  # the same
-    attention_mask: Tensor | None,  # (examples, 1, 1, tokens), true where a token may be attended to
+    attention_mask: Tensor | None,  # (examples, 1, 1, tokens), true where a token may be attended to; or with prefix
     prefix: Prefix | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:  # (examples, tokens, heads, width of a head)
@@ -36,8 +36,8 @@ def attend(
 
     if prefix is not None and prefix[0].shape[1]:
         key, value = (torch.cat([by_head(p, own), own], 2) for p, own in zip(prefix, (key, value), strict=True))
-        if attention_mask is not None:  # every token attends to all of the prefix
-            attention_mask = F.pad(attention_mask, (prefix[0].shape[1], 0), value=True)
+        if attention_mask is not None:  # every token attends to all of the prefix, unless the mask covers that, too
+            attention_mask = F.pad(attention_mask, (key.shape[2] - attention_mask.shape[-1], 0), value=True)
     attended: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
     return attended, None
 

@@ -160,6 +160,7 @@ class DeepPrompts(Additions):
         blocks = open_blocks(encoder)
         super().__init__(encoder, len(blocks))
         self.width, self.length = encoder.width, length
+        encoder.whole = True  # prompts stand before all tokens of a block
         for site, block in enumerate(blocks):
             block.register_forward_pre_hook(partial(self._enter, site))
             block.register_forward_hook(self._leave)

@@ -62,6 +62,10 @@ class TextEncoder(Encoder):
         features = pooled(hidden, inputs["attention_mask"], self.pooling)
         return unit_length(features) if self.normalised else features
 
+    @property
+    def pools_class_token(self) -> bool:
+        return self.pooling == "class"
+
     def example(self) -> dict[str, Tensor]:
         ids = torch.zeros(1, 2, dtype=torch.int64)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -27,6 +27,7 @@ class Dinov2Encoder(ImageEncoder):
     transformers_class = "Dinov2Model"
     has_pooler = False
     mlp_branch = ("norm2", "layer_scale2")
+    attention_norm = "norm1"
 
     def __init__(
         self, model: nn.Module, preprocessing: dict[str, Any] | None = None, image_size: int | None = None
@@ -52,6 +53,8 @@ class ClipEncoder(ImageEncoder):
     attention_end = "self_attn.out_proj"
     mlp_branch = ("layer_norm2", "mlp")
     query_and_value = ("self_attn.q_proj", "self_attn.v_proj")
+    key = "self_attn.k_proj"
+    attention_norm = "layer_norm1"
     default_mean, default_std = CLIP_MEAN, CLIP_STD
 
     def __init__(

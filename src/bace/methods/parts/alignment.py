@@ -62,7 +62,7 @@ class Alignment(Method):
         return self.stage(task, name="statistics", loss=self.describe, epochs=1, optimise=False, augment=False)
 
     def describe(self, batch: Batch) -> None:
-        self.statistics.observe(self.infer([batch]).features.double(), batch.targets)
+        self.statistics.observe(self.infer([batch]).features.double(), self.labels(batch))
 
     # -- the alignment
 

@@ -40,7 +40,7 @@ class ClassStatistics(ElasticBuffers):
     def observe(
         self,
         x: Tensor,  # (rows, width)
-        y: Tensor,  # (rows,) class ids
+        y: Tensor,  # (rows,) class ids, best on the CPU: which classes there are has to be read
     ) -> None:
         """Add these rows."""
         for c in y.unique().tolist():
@@ -52,7 +52,7 @@ class ClassStatistics(ElasticBuffers):
     def merge(self, c: int, count: float, mean: Tensor, scatter: Tensor) -> None:  # (width,), (width, width)
         """Add what other rows of class c have given (Chan, Golub, LeVeque, 1979):
         n = a + b;  d = m_b - m_a;  m = m_a + b d / n;  S = S_a + S_b + a b d d^T / n."""
-        before = float(self.counts[c])
+        before = self.counts[c].clone()  # not read, which would wait for a device
         total = before + count
         gap = mean - self.means[c]
         if self.has_scatter:

@@ -26,8 +26,9 @@ class OnePass(Method):
         return [self.stage(task, epochs=1, optimise=False, augment=False)]
 
     def loss(self, batch: Batch) -> None:
-        learned = self.labelled(batch.targets, len(batch.targets))
-        self.observe(self.features(batch)[learned], batch.targets[learned])
+        labels = self.labels(batch)
+        learned = self.labelled(labels, len(batch))
+        self.observe(self.features(batch)[learned], labels[learned])
 
     def features(self, batch: Batch) -> Tensor:  # (rows, width)
         """In double precision: statistics are inverted."""
@@ -36,7 +37,7 @@ class OnePass(Method):
     def observe(
         self,
         x: Tensor,  # (rows, width)
-        y: Tensor,  # (rows,)
+        y: Tensor,  # (rows,) class ids, on the CPU
     ) -> None:
         raise NotImplementedError
 

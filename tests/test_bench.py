@@ -1,0 +1,64 @@
+"""The benchmarks can be run: their parts are found, and a part that fails does not take the table with it."""
+
+import importlib
+import json
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The module behind `python benchmarks`."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = set(sys.modules)
+    yield SimpleNamespace(**runpy.run_path(str(FOLDER / "__main__.py"), run_name="bench"))
+    for name in set(sys.modules) - before:  # `common` and others are names that any test may want
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(FOLDER)):
+            del sys.modules[name]
+
+
+def test_every_part_has_bars(bench: SimpleNamespace) -> None:
+    for part in bench.PARTS:
+        assert callable(importlib.import_module(part).bars)
+    for script in ("bank", "learner", "many_runs", "methods"):
+        importlib.import_module(script)
+
+
+def test_the_table_says_what_was_measured_what_it_must_be_and_what_failed(bench: SimpleNamespace) -> None:
+    bar = bench.Bar
+    bars = {"a": bar(1.0, 2.0), "b": bar(1.0, 2.0, least=True), "c": bar(3.0)}
+    lines = bench.table(bars, {"d": "no such thing"}).splitlines()
+    assert [line.split() for line in lines] == [
+        ["a", "1.000", "<=", "2", "pass"],
+        ["b", "1.000", ">=", "2", "FAIL"],
+        ["c", "3.000"],
+        ["d", "not", "measured", "(no", "such", "thing)"],
+    ]
+    assert json.loads(bench.as_json(bars)) == {
+        "a": {"value": 1.0, "limit": 2.0, "pass": True},
+        "b": {"value": 1.0, "limit": 2.0, "pass": False},
+        "c": {"value": 3.0, "limit": None, "pass": True},
+    }
+
+
+def test_an_epoch_is_told_from_its_first_steps(bench: SimpleNamespace) -> None:
+    common = importlib.import_module("common")
+    assert common.least([[5.0, 1.0, 3.0], [4.0, 2.0, 2.0]]) == 4.0 + 1.0 + 2.0
+    assert common.least([[5.0, 1.0, 3.0], [4.0, 2.0, 2.0]], steps=11) == pytest.approx(4.0 + 10 * 1.5)
+    done = []
+
+    def epoch(mark):
+        for step in range(10):
+            done.append(step)
+            mark()
+
+    assert len(common.step_times(epoch, 3)) == 3
+    assert done == [0, 1, 2]
+    assert len(common.step_times(epoch)) == 10
