@@ -44,8 +44,8 @@ def main() -> None:
     mean, half = paired(*pairs)
     print(f"A_last, exact: {' '.join(f'{score:.2f}' for score in pairs[0])}")
     print(f"A_last, bank:  {' '.join(f'{score:.2f}' for score in pairs[1])}")
-    verdict = "holds" if mean - half <= 0 <= mean + half else "does not hold"
-    print(f"bank less exact: {mean:+.2f} ± {half:.2f} (95 %, {len(pairs[0])} pairs): no difference {verdict}")
+    where = "inside" if abs(mean) <= half else "outside"
+    print(f"bank less exact: {mean:+.2f} ± {half:.2f} (95 %, {len(pairs[0])} pairs); 0 lies {where}")
 
 
 if __name__ == "__main__":
