@@ -28,7 +28,7 @@ def command(
         model: the folder of a saved learner; with --new, the folder that is made.
         data: labelled: class folders, a CSV, JSONL, Parquet or CoNLL file, a folder with train.csv, or a hub id.
         new: begin a model with these data; the options up to --config belong to it, later calls keep them.
-        method: a name of `bace list methods`.
+        method: a name of `bace list methods`; by default one that suits the data (docs/learner.md).
         backbone: a name of `bace list backbones`, a folder, a weights file or a hub id.
         memory: how many examples are kept.
         config: a YAML file of further settings.

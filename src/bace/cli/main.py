@@ -12,7 +12,7 @@ from jsonargparse import set_parsing_settings
 from bace.config.parser import Parser
 from bace.errors import BaceError, Stopped, kept_traceback, one_line, printable
 
-NAMES = ("demo", "run", "compare", "tune", "report", "paper", "list", "check", "learn", "predict", "export")
+NAMES = ("demo", "run", "compare", "tune", "report", "paper", "list", "check", "learn", "forget", "predict", "export")
 ABOUT = "Class-incremental learning with pre-trained transformers."
 MORE = "`bace run --method NAME --help` explains all settings, with the defaults of that method."
 

@@ -47,7 +47,8 @@ def predict(
     method.eval()
     stream = method.stream
     parts, in_order = stream.bucketed(examples, method.training_settings.eval_batch_size)
-    predicted = torch.cat([method.predict(stream.batch(part), scorer).argmax(1).cpu() for part in parts])
+    scored = (stream.eligible(method.predict(stream.batch(part), scorer)) for part in parts)
+    predicted = torch.cat([scores.argmax(1).cpu() for scores in scored])
     return stream.rows_of(examples)[0], in_order(predicted)
 
 
