@@ -141,7 +141,8 @@ def measure(one: Set, method: str, size: int, data: Path) -> dict[str, Any]:
         learner.partial_fit(*call_data(train, names[start : start + one.classes], size))
         scores.append(round(score(learner, *call_data(test, names[: start + one.classes], TESTED)), 4))
     seconds = round(time.perf_counter() - began, 1)
-    return {"set": one.name, "examples": size, "method": method, "scores": scores, "seconds": seconds}
+    cell = {"modality": one.modality, "set": one.name, "examples": size, "method": method}
+    return {**cell, "scores": scores, "seconds": seconds}
 
 
 def settings(method: str) -> dict[str, Any]:
