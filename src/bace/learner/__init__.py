@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -36,9 +35,9 @@ from bace.errors import CheckpointError, ConfigError, DataError, closest_name
 from bace.experiments import choose
 from bace.experiments.assemble import check_memory, load_backbone, method_on
 from bace.experiments.run_folder import read_model
-from bace.files import check_format, typed, write_whole
+from bace.files import check_format, typed
 from bace.learner.auto import AUTO, CANDIDATES, choose_method, settled
-from bace.learner.card import MARK, model_card
+from bace.learner.card import write_cards
 from bace.learner.history import as_table, take_stock, tell, without_class
 from bace.learner.saved import CHOSEN, FORMAT, VIEWS, Saved
 from bace.models.encoder import Encoder
@@ -320,19 +319,16 @@ class Learner(ModelHubMixin):
             encoder=self._packed,
         )
         checkpoint.save(Path(folder), tensors | kept, {"format": FORMAT, **asdict(saved)}, keep=1)
-        self._write_card(Path(folder))
-
-    def _write_card(self, folder: Path) -> None:
-        """For people and for the hub; nothing of it is read when the learner is loaded."""
-        assert self.method is not None
-        assert self.modality is not None
-        names = [str(name) for name in self._given_names()]
-        config = {"library_name": "bace", "format": FORMAT, "method": self.method.title, "modality": self.modality}
-        write_whole(folder / "config.json", json.dumps({**config, "id2label": dict(enumerate(names))}, indent=2) + "\n")
-        card, settings = folder / "README.md", {**self._settings(), **self._chosen}
-        if not card.exists() or MARK in card.read_text(encoding="utf-8", errors="replace"):
-            title, told = self.method.title, self.history_
-            write_whole(card, model_card(title, self.modality, self.classes_, settings, told, self._packed))
+        write_cards(
+            Path(folder),
+            self.method.title,
+            self.modality,
+            [str(name) for name in self.classes_],
+            [str(name) for name in self._given_names()],
+            {**self._settings(), **self._chosen},
+            self.history_,
+            self._packed,
+        )
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """For ModelHubMixin: what `save_pretrained` and `push_to_hub` write is what `save` writes."""

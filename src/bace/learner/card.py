@@ -1,5 +1,7 @@
-"""The model card of a saved learner: README.md in the form that the hub reads."""
+"""What a saved learner's folder tells people and the hub: README.md, the model card, and config.json. Nothing of it is
+read when the learner is loaded."""
 
+import json
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -7,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from bace.errors import CheckpointError
+from bace.files import write_whole
 from bace.learner.history import percent
 from bace.models.backbones import find_backbone
 from bace.models.packing import Packed
@@ -15,10 +19,38 @@ MARK = "<!-- written by bace: a card without this line is yours and is not overw
 PIPELINES = {"image": "image-classification", "text": "text-classification", "token": "token-classification"}
 
 
+def write_cards(
+    folder: Path,
+    method: str,
+    modality: str,
+    classes: list[str],
+    labels: list[str],
+    settings: dict[str, Any],
+    history: list[dict[str, Any]],
+    encoder: Packed | None,
+) -> None:
+    """Both files, unless the user has put files of these names there. `labels`: the names of the scores, which are tags
+    where classes are entity types."""
+    about = {"library_name": "bace", "method": method, "modality": modality, "id2label": dict(enumerate(labels))}
+    texts = {
+        "config.json": (json.dumps(about, indent=2) + "\n", '"library_name": "bace"'),
+        "README.md": (model_card(method, modality, classes, settings, history, encoder), MARK),
+    }
+    try:
+        for name, (text, mark) in texts.items():
+            path = folder / name
+            if not path.exists() or mark in path.read_text(encoding="utf-8", errors="replace"):
+                write_whole(path, text)
+    except OSError as error:
+        raise CheckpointError(
+            f"the model is saved in '{folder}', but {', '.join(texts)} could not be written: {error.strerror}"
+        ) from error
+
+
 def model_card(
     method: str,
     modality: str,
-    classes: list[Any],
+    classes: list[str],
     settings: dict[str, Any],
     history: list[dict[str, Any]],
     encoder: Packed | None,
@@ -41,7 +73,7 @@ def model_card(
         f"# {len(classes)} classes, learned by {method} in {len(history)} calls",
         f"Open it with bace {version('bace-cil')} or later: `bace.Learner.from_pretrained(...)`. Neither the data nor "
         "the encoder's files are needed.",
-        f"Classes, in order: {_cell(', '.join(map(str, classes)))}",
+        f"Classes, in order: {_cell(', '.join(classes))}",
         "## Calls\n\n| call | classes | examples | of these known | of the memory's old ones known |\n"
         "| --- | --- | --- | --- | --- |\n" + "\n".join(rows),
         "The shares are of examples that were learned from: they are no test.",
