@@ -23,7 +23,7 @@ from bace.config.parse import config_from
 from bace.core import checkpoint
 from bace.core.stream import Task
 from bace.core.trainer import Trainer
-from bace.errors import DataError, StreamRefused
+from bace.errors import ConfigError, DataError, StreamRefused
 from bace.experiments.assemble import assemble
 from bace.experiments.run import Result
 from bace.methods import find_method
@@ -231,7 +231,31 @@ def check_learner(tiny: Any, method: str, modality: str, folder: Path) -> None:
     else:
         with pytest.raises(DataError, match=f"learned before, and {re.escape(learner.method.title)}"):
             learner.partial_fit(*first)
+    if learner.method.cannot_forget:
+        with pytest.raises(ConfigError, match=f"{re.escape(learner.method.title)} cannot forget a class"):
+            learner.forget(learner.classes_[2])
+    else:
+        assert_forgets(learner, learner.classes_[2], inputs)
 
+
+def assert_forgets(learner: bace.Learner, name: Any, inputs: Any) -> None:
+    """Nothing that has an entry for each class tells anything of a class that was forgotten, and it never wins."""
+    learner.forget(name)
+    assert len(learner.classes_) == 3
+    assert name not in learner.classes_
+    assert learner.method is not None
+    stream = learner.method.stream
+    classes = len(stream.names)
+    for key, value in learner.method.state_dict().items():
+        if isinstance(value, Tensor) and classes in value.shape and not WEIGHTS.search(key):
+            entries = value.double().nan_to_num().movedim(value.shape.index(classes), 0)[list(stream.forgotten)]
+            assert len(entries.unique()) <= 1, key
+    shown = [str(tag) for tags in learner.predict(inputs) for tag in np.atleast_1d(tags)]
+    assert name not in {tag[2:] if learner.modality == "token" else tag for tag in shown}
+
+
+# what was trained or drawn: encoders, prompts, projections and the like have sizes of their own
+WEIGHTS = re.compile(r"encoder|others|prompts|pool|projector|adapters")
 
 CHECKS = [
     check_learns_one_task,

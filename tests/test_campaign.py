@@ -19,7 +19,7 @@ def test_a_handful_of_every_campaign(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{source}:{tests}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("kills", "stops", "disk", "damage", "inputs"):
+    for name in ("kills", "stops", "learns", "disk", "damage", "inputs"):
         records = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
         assert len(records) == 2
         assert not any(record["fault"] for record in records)

@@ -108,6 +108,7 @@ OPTIONS = {
     "check data": ["--path", "--json"],
     "check backbone": ["--json"],
     "learn": ["--new", "--method", "--backbone", "--memory", "--config", "--column", "--label_column"],
+    "forget": ["--trust"],
     "export": ["--format", "--trust", "--force"],
     "predict": ["--json", "--column", "--trust", "--force"],
     "paper run": ["--scale", "--seeds", "--out", "--dry_run"],

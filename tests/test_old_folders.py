@@ -1,5 +1,6 @@
-"""What version 0.1 wrote still opens: a finished run, one that was stopped in its second task, and a learner. They
-were written by the tiny encoder of conftest.py; test images of six a class."""
+"""What earlier versions wrote still opens: a finished run, one that was stopped in its second task, and a learner, all
+of 0.1; and a learner of format 4, which has its encoder inside and has forgotten a class. They were written by the tiny
+encoder of conftest.py; test images of six a class."""
 
 import json
 import shutil
@@ -48,6 +49,15 @@ def test_an_old_learner_predicts_as_it_did_and_learns_on(old: Path) -> None:
     new = sorted(map(str, Path("pictures/train/dog").glob("*.png")))
     learner.partial_fit(new, ["dog"] * len(new))
     assert "dog" in learner.classes_
+
+
+def test_a_learner_of_format_4_needs_nothing_else_and_learns_on(old: Path) -> None:
+    shutil.rmtree(old / "vit")
+    learner = bace.Learner.from_pretrained("learner-4")
+    assert learner.classes_ == ["ant", "bee", "cat"]
+    assert agree(learner.predict(EXPECTED["pictures"]), EXPECTED["learner-4"])
+    new = sorted(map(str, Path("pictures/train/eel").glob("*.png")))
+    assert learner.partial_fit(new, ["eel"] * len(new)).classes_[-1] == "eel"  # the class that was forgotten
 
 
 def test_what_an_old_run_did_not_set_is_as_it_was_then(old: Path) -> None:

@@ -411,7 +411,7 @@ def test_a_forged_learner_with_right_sums_gets_one_sentence(tiny: Any, tmp_path:
     folder = saved(tiny, tmp_path / "saved")
     state = folder / "00000001" / "state.json"
     before = state.read_text()
-    newer = ("format", "chosen", "history", "temperature")  # what has none is of 0.1, or of format 2
+    newer = ("format", "chosen", "history", "temperature", "auto", "encoder")  # what has none is of formats 1 to 3
     changes = [without(key) for key in json.loads(before) if key not in newer]
     changes += [put("format", 99), put("chosen", {"seed": 1}), put("history", 3), put("temperature", "hot")]
     changes += [put("given", 3), put("given", {"unknown": 1}), put("tasks", 3)]
@@ -419,7 +419,11 @@ def test_a_forged_learner_with_right_sums_gets_one_sentence(tiny: Any, tmp_path:
     changes += [put("train", [["x"]]), put("train", [[10**9]])]
     changes += [put("numbers", 3), put("method", {"unknown": 1}), put("given", "method", "x")]
     changes += [put("tasks", [["a", 3]]), put("tasks", ["ab"]), put("tasks", [["a", "b", "c"]])]
-    changes += [put("picture", [8, -8]), put("picture", "x")]
+    changes += [put("picture", [8, -8]), put("picture", "x"), put("auto", {"name": "ER"})]
+    changes += [put("encoder", 3), put("encoder", "config", {}), put("encoder", "config", "model_type", "smell")]
+    changes += [put("encoder", "config", "hidden_size", 2**20), put("encoder", "config", "num_hidden_layers", 10**9)]
+    changes += [put("encoder", "image_size", 7), put("encoder", "pooling", "x"), put("encoder", "mean", [0])]
+    changes += [put("encoder", "tokenizer", {"../x": "{}"})]
     for change in changes:
         state.write_text(before)
         edited(state, change)
@@ -567,7 +571,8 @@ def test_no_source_of_ours_trusts_remote_code() -> None:
     sources = [path.read_text() for path in Path(bace.__file__).parent.rglob("*.py")]
     assert sum(source.count("trust_remote_code") for source in sources) == 1
     assert sum(source.count("trust_remote_code=False") for source in sources) == 1
-    assert sum(source.count(".from_pretrained(") for source in sources) == 2  # a tokenizer, and transformers' own
+    # a tokenizer, that of a saved model, transformers' own classes; and what a model card says of ours
+    assert sum(source.count(".from_pretrained(") for source in sources) == 4
 
 
 def test_what_json_may_hold() -> None:

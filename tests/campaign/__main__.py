@@ -12,7 +12,7 @@ from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-from campaign import damage, disk, inputs, kills, stops
+from campaign import damage, disk, inputs, kills, learns, stops
 from campaign.report import write_report
 from campaign.work import PRELOADED, Work
 
@@ -20,6 +20,7 @@ from campaign.work import PRELOADED, Work
 CAMPAIGNS: dict[str, tuple[Any, int | None, float]] = {
     "kills": (kills, 200, 30),
     "stops": (stops, 60, 10),
+    "learns": (learns, 100, 15),
     "disk": (disk, None, 15),
     "damage": (damage, None, 15),
     "inputs": (inputs, None, 20),

@@ -29,7 +29,7 @@ def command(
         model: the folder of a saved learner; with --new, the folder to create.
         data: labelled data: class folders, a CSV, JSONL, Parquet or CoNLL file, a folder with train.csv, or a hub id.
         new: begin a model with these data. The options up to --config belong to --new, and later calls keep them.
-        method: a name of `bace list methods`.
+        method: a name of `bace list methods`; the default is one that suits the data (docs/learner.md).
         backbone: a name of `bace list backbones`, a folder, a weights file or a hub id.
         memory: the number of examples that the model keeps.
         config: a YAML file with further settings.

@@ -14,7 +14,7 @@ from bace.errors import BaceError, ConfigError, Stopped, kept_traceback, one_lin
 from bace.progress import launched, tell
 
 BENCHMARKING = ("demo", "run", "compare", "tune", "report", "paper", "list", "check")
-NAMES = (*BENCHMARKING, "learn", "predict", "inspect", "export", "serve")
+NAMES = (*BENCHMARKING, "learn", "forget", "predict", "inspect", "export", "serve")
 ABOUT = "Class-incremental learning with pre-trained transformers."
 MORE = "`bace run --method NAME --help` explains all settings, with the defaults of that method."
 

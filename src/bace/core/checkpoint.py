@@ -82,6 +82,11 @@ def is_foreign(folder: Path) -> bool:
     return any(path.name not in ours for path in folder.iterdir())
 
 
+def generations(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest last."""
+    return [folder / f"{number:08d}" for number in _numbers(folder)]
+
+
 def _numbers(folder: Path) -> list[int]:
     """The numbers of the checkpoints in a folder: folders named by eight digits that hold one of our files."""
     found = folder.iterdir() if folder.is_dir() else ()

@@ -52,8 +52,8 @@ def predict(
     size = min(method.training_settings.eval_batch_size, max(-(-len(examples) // ranks.size()), 1))
     parts, in_order = stream.bucketed(examples, size)
     with ranks.alone():
-        own = [method.predict(stream.batch(part), scorer).argmax(1).cpu() for part in ranks.dealt(parts)]
-    predicted = torch.cat([NO_IDS, *own])
+        scored = (stream.eligible(method.predict(stream.batch(part), scorer)) for part in ranks.dealt(parts))
+        predicted = torch.cat([NO_IDS, *(scores.argmax(1).cpu() for scores in scored)])
     if ranks.several():
         places = torch.arange(len(stream.rows_of(examples)[0])).split([len(stream.rows_of(part)[0]) for part in parts])
         predicted = ranks.gather(predicted, torch.cat([NO_IDS, *ranks.dealt(places)]), sum(map(len, places)))

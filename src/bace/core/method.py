@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args, get_type_hints, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from bace.core.stage import Loss, Stage
 from bace.core.stream import Task
@@ -48,6 +48,22 @@ class Card:
     besides: str = ""  # costs that `Method.cost` does not include
 
 
+@runtime_checkable
+class HoldsClasses(Protocol):
+    """A module with a part for each class: heads, class statistics."""
+
+    def forget_classes(self, classes: Iterable[int]) -> None: ...
+
+
+def holders(module: nn.Module) -> Iterator[HoldsClasses]:
+    """All such modules inside of this one, but not those inside of them."""
+    for part in module.children():
+        if isinstance(part, HoldsClasses):
+            yield part
+        else:
+            yield from holders(part)
+
+
 class _Modalities:
     """Names of all modalities, those registered later too; without those that have a background class if the method has
     no place for one."""
@@ -80,6 +96,9 @@ class Method(Toolbox):
     cost: Passes = Passes()
     # why `bace export` refuses it: its prediction is more than a function of one example
     not_exportable: ClassVar[str | None] = None
+    # why `Learner.forget` refuses it: what it keeps mixes the classes, and the share of one cannot be taken out
+    cannot_forget: str | None = None
+    by_class: ClassVar[tuple[str, ...]] = ()  # names of buffers with an entry for each class: (classes, ...)
     whole_batches: ClassVar[bool] = False  # a batch that is read in parts (train.accumulate) would not give the same
     scorers: ClassVar[tuple[str, ...]] = ()  # other prediction rules, by name; each is evaluated beside the main one
 
@@ -224,6 +243,22 @@ class Method(Toolbox):
         """The scores that `predict` would give to these features if `head`, the grown one, were the network's."""
         logits: Tensor = head(features)
         return logits
+
+    # -- forgetting a class on purpose (Learner.forget)
+
+    @torch.no_grad()
+    def forget(self, classes: Sequence[int], examples: Tensor) -> None:
+        """Remove these classes: their head rows, their statistics, and these examples, all that show them, from memory.
+        The classes keep their numbers, so that shapes stay. What the encoder has learned of them stays too.
+
+        A method that keeps more of a class than rows of heads, `forget_classes` of other modules and the buffers of
+        `by_class` removes it here, or says in `cannot_forget` why it cannot."""
+        for memory in self.memories():
+            memory.keep(torch.nonzero(~torch.isin(memory.examples, examples)).flatten())
+        for module in holders(self):
+            module.forget_classes(classes)
+        for name in self.by_class:
+            self.get_buffer(name)[list(classes)] = 0
 
     # -- for studies (docs/studies.md)
 

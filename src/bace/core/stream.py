@@ -42,6 +42,7 @@ class Stream(Sequence[Task]):
     tasks: list[Task]
     names: list[str]  # of the classes in order of arrival; for tokens: "O", then "B-type", "I-type"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    forgotten: tuple[int, ...] = ()  # classes that a Learner has forgotten: they keep their numbers, but never win
     licences: list[str] = field(default_factory=list)
     _open: Tensor = field(init=False, repr=False)  # (examples,) bool: what may be read now
 
@@ -77,8 +78,22 @@ class Stream(Sequence[Task]):
 
     @property
     def groups(self) -> Tensor:
-        """(classes,) what each class counts as in a memory's quota: itself, or its entity type; -1 for background."""
-        return torch.tensor(self.modality.groups(self.names), dtype=torch.int64)
+        """(classes,) what each class counts as in a memory's quota: itself, or its entity type; -1 for background, and
+        for a class that is forgotten."""
+        groups = torch.tensor(self.modality.groups(self.names), dtype=torch.int64)
+        groups[list(self.forgotten)] = -1
+        return groups
+
+    @property
+    def known(self) -> list[int]:
+        """The classes that are not forgotten."""
+        return [c for c in range(len(self.names)) if c not in self.forgotten]
+
+    def eligible(self, scores: Tensor) -> Tensor:  # (rows, classes) -> (rows, classes)
+        """The scores of a method, with -inf for the classes that are forgotten."""
+        if not self.forgotten:
+            return scores
+        return scores.index_fill(1, torch.tensor(self.forgotten, device=scores.device), -torch.inf)
 
     # -- reading
 

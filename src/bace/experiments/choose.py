@@ -124,7 +124,7 @@ def search_rate(method: Method, stream: Stream, config: Config) -> dict[float, f
     tasks = [*stream.tasks[:-1], dataclasses.replace(task, train=train)]
 
     def worth(rate: float) -> float | None:  # None: there is nothing to optimise
-        shown = Stream(stream.data, stream.targets, tasks, stream.names, stream.device)
+        shown = Stream(stream.data, stream.targets, tasks, stream.names, stream.device, stream.forgotten)
         settings = dataclasses.replace(config, train=dataclasses.replace(train_settings, lr=rate))
         copied = copied_method(method, shown)
         copied.training_settings = settings.train

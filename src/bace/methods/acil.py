@@ -36,6 +36,7 @@ class ACIL(OnePass):
         "NeurIPS 2022"
     )
     takes_known = True
+    cannot_forget = "its matrix R is made of the products of all examples, and the share of one class is not known"
     card = Card(
         mechanism="frozen encoder; random features, ridge regression by recursive least squares",
         besides="expansion^2 numbers (`expansion`), which every batch updates",

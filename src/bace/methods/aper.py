@@ -4,6 +4,7 @@ Zhou, Cai, Ye, Zhan, Liu, "Revisiting Class-Incremental Learning with Pre-Traine
 Adaptivity are All You Need", 2023 (IJCV 2024).
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -116,6 +117,10 @@ class APER(OnePass):
 
     def observe(self, x: Tensor, y: Tensor) -> None:  # (rows, width), (rows,)
         self.statistics.observe(x, y)
+
+    def forget(self, classes: Sequence[int], examples: Tensor) -> None:
+        super().forget(classes, examples)
+        self.model.head.forget_classes(range(self.model.head.classes))  # which has served for the tuning
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
         """cos([f ; f*], mu_c)."""

@@ -2,6 +2,7 @@
 Class-Incremental Learning via Energy-Based Expansion and Fusion", ICLR 2023."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Unpack, cast
 
 import torch
@@ -63,6 +64,11 @@ class FusingHead(WideningHead):
             return logits
         old = (1 + self.scale) * self.backward_prototypes(features[:, -self.branch :]) + self.shift  # (rows, old tasks)
         return logits + F.pad(old[:, self.task_of_old], (0, len(self.blocks[-1])))
+
+    def forget_classes(self, classes: Iterable[int]) -> None:
+        super().forget_classes(classes)
+        if self.forward_prototypes is not None:
+            self.forward_prototypes.forget_classes(classes)
 
     def expansion(self, newest: Tensor) -> tuple[Tensor, Tensor]:  # (rows, branch) -> (rows, t + N), (rows, seen)
         """u = [Wb h_t, Wn h_t], and Wf h_t."""

@@ -91,7 +91,7 @@ class BiC(HoldOut, ER):
             optimiser="sgd",
             momentum=0.9,
             schedule=lambda epochs: 1.0,
-            prepare=self.forget,
+            prepare=self.drop_rows,
         )
         return [*main, bias]
 
@@ -125,7 +125,7 @@ class BiC(HoldOut, ER):
             new = {**self.choose(torch.cat(lacking).unique(), task, count), **new}
         return torch.cat([*old.values(), *new.values()]).sort().values
 
-    def forget(self) -> None:
+    def drop_rows(self) -> None:
         self.rows = NO_IDS
 
     def before_epoch(self, stage: Stage) -> None:

@@ -55,6 +55,7 @@ class DDE(LUCIR):
     title = "DDE"
     paper = "Hu et al., Distilling Causal Effect of Data in Class-Incremental Learning, CVPR 2021"
     takes_o = False
+    cannot_forget = "its momentum features are means over whole calls, not over classes"
     card = Card(
         mechanism="LUCIR; joint prediction with neighbours; momentum direction removed at test time",
         besides="shared neighbours are passed once",

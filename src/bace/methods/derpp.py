@@ -1,6 +1,7 @@
 """DER++: dark experience replay. Buzzega, Boschini, Porrello, Abati, Calderara, "Dark Experience for General Continual
 Learning: a Strong, Simple Baseline", NeurIPS 2020."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -116,6 +117,14 @@ class DERpp(ER):
     def remember(self, task: Task) -> None:
         if self.logits == "teacher":
             super().remember(task)
+
+    @torch.no_grad()
+    def forget(self, classes: Sequence[int], examples: Tensor) -> None:
+        """The logits that other examples had for these classes go too."""
+        super().forget(classes, examples)
+        if self.logits == "stored":
+            stored = self.memory.get_buffer("logits")
+            stored[..., [c for c in classes if c < stored.shape[-1]]] = torch.nan
 
     @property
     def replays(self) -> bool:

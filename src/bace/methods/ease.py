@@ -3,6 +3,8 @@
 Zhou, Sun, Ye, Zhan, "Expandable Subspace Ensemble for Pre-Trained Model-Based Class-Incremental Learning", CVPR 2024.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,7 @@ class EASE(Method):
     takes_o = False
     growing_head = False
     one_encoder = False
+    by_class = ("prototypes",)
     card = Card(
         mechanism="adapters of each task's own, kept; prototypes in all spaces, those in later ones made by similarity",
         besides="once a pass for each task so far (3 for three tasks), and so in prediction; every task adds adapters",
@@ -98,6 +101,12 @@ class EASE(Method):
             self.prototypes[task.classes.start :, j] = means.to(self.prototypes)
         complete(self.prototypes, [earlier.classes for earlier in self.stream[: task.index + 1]])
 
+    def forget(self, classes: Sequence[int], examples: Tensor) -> None:
+        """Prototypes that were made from those of the classes are made again. The head has served for the tuning."""
+        super().forget(classes, examples)
+        self.model.head.forget_classes(range(self.model.head.classes))
+        complete(self.prototypes, [task.classes for task in self.stream])
+
     @torch.inference_mode()
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
         """sum_j w_ij cos(f_j, p_cj) for a class c of task i, with w_ii = 1 and otherwise w_ij = alpha / t."""
@@ -122,4 +131,4 @@ def complete(
         for j in range(i + 1, len(tasks)):
             own, later = slice(old.start, old.stop), slice(tasks[j].start, None)
             similar = cosines(prototypes[own, i], prototypes[later, i]).softmax(1)  # (old, later classes)
-            prototypes[own, j] = similar @ prototypes[later, j]
+            prototypes[own, j] = similar.nan_to_num() @ prototypes[later, j]  # 0 if all of the later ones are forgotten

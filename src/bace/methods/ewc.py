@@ -33,6 +33,7 @@ class EWC(SEQ):
     paper = "Kirkpatrick et al., Overcoming Catastrophic Forgetting in Neural Networks, 2017"
     networks = 3  # the weights, those of the last task, and their Fisher information
     cost = Passes(3, task=3)
+    cannot_forget = "its Fisher information is a mean over all classes"
     card = Card(
         mechanism="quadratic penalty on changed parameters, weighted by their Fisher information",
         besides="the 3 passes over the task cover at most `fisher_samples` rows",

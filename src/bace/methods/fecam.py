@@ -31,6 +31,7 @@ class FeCAM(OnePass):
         "Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual "
         "Learning, NeurIPS 2023"
     )
+    takes_known = True
     card = Card(
         mechanism="frozen encoder; mean and covariance of each class, Mahalanobis distance",
         besides="a covariance for each class; prediction: a distance with its own metric for each class",

@@ -31,6 +31,7 @@ class GDumb(Method):
     uses_memory = True
     growing_head = False  # no head outlives its task
     takes_known = True
+    by_class = ("present",)
     card = Card(
         mechanism="greedy balanced memory; a new model trained on the memory alone",
         o_rows="O is learned as class 0 with cross-entropy; a sentence counts for the rarest entity type it shows",

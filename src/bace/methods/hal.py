@@ -7,6 +7,7 @@ learn something else. Later steps must not change the predictions on anchors.
 
 import copy
 import functools
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -159,6 +160,17 @@ class HAL(ER):
         self.anchors = pad_sequence([*self.anchors, *moved.detach()], batch_first=True)  # the shorter texts are padded
         if len(masks):
             self.anchor_masks = pad_sequence([*self.anchor_masks, *masks], batch_first=True)
+
+    @torch.no_grad()
+    def forget(self, classes: Sequence[int], examples: Tensor) -> None:
+        """Anchors are made of a class's examples, and `phi` holds the mean features of the last task's classes, for
+        anchors that are made by now."""
+        super().forget(classes, examples)
+        kept = ~torch.isin(self.anchor_targets, torch.tensor(classes, device=self.anchor_targets.device))
+        if len(self.anchor_masks):
+            self.anchor_masks = self.anchor_masks[kept]
+        self.anchors, self.anchor_targets = self.anchors[kept], self.anchor_targets[kept]
+        self.phi = torch.zeros_like(self.phi)
 
     def objective(self, batch: Batch, later: Model) -> Tensor:  # (anchors,)
         """CE(theta_t; e, y) - CE(theta_M; e, y) + gamma (1 - cos(h(e), phi_y)): forgetting is maximised."""

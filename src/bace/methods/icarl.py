@@ -34,6 +34,7 @@ class ICaRL(ER):
     keeps_teacher = True
     scorers = ("linear",)
     cost = Passes(4, 4, task=1, memory=2)
+    by_class = ("means",)
     card = Card(
         mechanism="replay; binary distillation; nearest mean of exemplars",
         o_rows="refused: the mean of all words that are not an entity of this task says nothing about the next such "

@@ -33,6 +33,9 @@ class Reader(nn.Module):
         result: Tensor = self.head(features)
         return result
 
+    def forget_classes(self, classes: Iterable[int]) -> None:
+        """Its rows are no classes."""
+
 
 class Halves(Model):
     """A model that reads each text as two halves, [CLS] a [SEP] b [SEP], cut in the middle. Inputs may set `cut`

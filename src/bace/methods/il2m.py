@@ -1,6 +1,7 @@
 """IL2M. Belouadah, Popescu, "IL2M: Class Incremental Learning With Dual Memory", ICCV 2019."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -71,6 +72,12 @@ class IL2M(ER):
         if self.score == "logits" and self.kind() == PROB:
             warnings.warn("IL2M: a mean logit is not positive, so probabilities are rescaled instead", stacklevel=2)
         super().after_task(task)
+
+    @torch.no_grad()
+    def forget(self, classes: Sequence[int], examples: Tensor) -> None:
+        super().forget(classes, examples)
+        for means in (self.initial, self.current):
+            means[:, list(classes)] = 1.0  # as before any example
 
     def scores(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (2, rows, classes), (rows,) class ids
         logits = self.outputs(examples).logits

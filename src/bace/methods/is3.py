@@ -37,6 +37,7 @@ class IS3(ExtendNER):
     paper = "Qiu et al., Incremental Sequence Labeling: A Tale of Two Shifts, Findings of ACL 2024"
     uses_memory = False
     cost = Passes(4, task=1)
+    by_class = ("prototypes",)
     card = Card(
         mechanism="ExtendNER without replay; weaker gradient of new labels for rows of old entities; prototypes of old "
         "labels in the head",

@@ -127,6 +127,17 @@ class MBPA(Method):
         whole = (Batch(b.inputs, b.targets, b.examples, b.examples) for b in batches)  # one row per example
         return self.infer(whole, self.key_model).features.cpu()
 
+    def forget(self, classes: Sequence[int], examples: Tensor) -> None:
+        kept = ~torch.isin(self.memory.examples, examples)  # (slots,)
+        rows = kept.to(self.owner.device)[self.owner]
+        for name in ("features", "targets", "owner", "position"):
+            if len(getattr(self, name)):
+                setattr(self, name, getattr(self, name)[rows])
+        self.owner = (kept.cumsum(0) - 1).to(self.owner)[self.owner]
+        for name, stored in self.inputs.named_buffers():
+            setattr(self.inputs, name, stored[kept.to(stored.device)])
+        super().forget(classes, examples)
+
     # -- prediction
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:

@@ -42,6 +42,7 @@ class OWM(Method):
     title = "OWM"
     paper = "Zeng et al., Continual Learning of Context-Dependent Processing in Neural Networks, 2019"
     takes_o = False
+    cannot_forget = "its projectors are made of the inputs of all classes"
     card = Card(
         mechanism="updates projected to be orthogonal to past inputs; only adapters and head are trained",
         besides="for each layer and step, an update of its (inputs, inputs) projector by every token position and one "

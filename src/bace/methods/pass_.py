@@ -38,6 +38,7 @@ class PASS(Method):
     growing_head = False
     keeps_teacher = True
     cost = Passes(16, task=1)
+    by_class = ("prototypes",)
     card = Card(
         mechanism="noisy class prototypes replayed into the head; feature distillation; rotations as classes",
         besides="4 new for texts, which are not rotated",

@@ -45,6 +45,7 @@ class PODNet(ER):
     # is read in parts decides about the gradient.
     whole_batches = True
     scorers = ("nme",)
+    by_class = ("means",)
     card = Card(
         mechanism="pooled distillation of all blocks; multi-proxy cosine head, tuned on the balanced memory; replay",
         o_rows="refused: the block outputs of a sentence belong to old and to new entities",

@@ -38,6 +38,7 @@ class RanPAC(OnePass):
 
     title = "RanPAC"
     paper = "McDonnell et al., RanPAC: Random Projections and Pre-trained Models for Continual Learning, NeurIPS 2023"
+    cannot_forget = "its matrix G is the sum of the products of all examples, and the share of one class is not known"
     card = Card(
         mechanism="adapters tuned on the first task; random features, ridge regression on sums over all tasks",
         besides="M^2 numbers (`M`); a solution of M equations once a task. The first task: 3 new in each of its epochs",

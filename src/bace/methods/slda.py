@@ -3,6 +3,7 @@
 Hayes, Kanan, "Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis", CVPR Workshops 2020.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -28,11 +29,14 @@ class SLDA(OnePass):
         covariance: `streamed` from the first example on; or the pooled covariance of the first task, shrunk towards a
             multiple of the identity (oracle approximating shrinkage), which then streams on (`plastic`) or stays
             (`fixed`). The authors use these two, with 100 classes in the first task.
+        forgettable: also keep the share of each class in the covariance, width^2 numbers in double precision, so that
+            a Learner can forget a class.
     """
 
     title = "SLDA"
     paper = "Hayes, Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, 2020"
     takes_known = True
+    by_class = ("means", "counts")
     card = Card(
         mechanism="frozen encoder; running class means and covariance; linear discriminant analysis",
         o_rows="class 0 in every task: its mean is that of all words labelled O so far, hidden entities among them; "
@@ -44,20 +48,28 @@ class SLDA(OnePass):
 
     means: Tensor  # (classes, width)
     counts: Tensor  # (classes,)
-    sigma: Tensor  # (width, width); all in double precision
+    sigma: Tensor  # (width, width)
+    shares: Tensor  # (classes, width, width) of n Sigma, if `forgettable`; all in double precision
 
     def __init__(
         self,
         eps: float = 1e-4,
         exact: bool = False,
         covariance: Literal["streamed", "plastic", "fixed"] = "streamed",
+        forgettable: bool = False,
     ) -> None:
         super().__init__()
         if not 0 <= eps <= 1:
             raise ConfigError(f"SLDA: eps is {eps}, but it must lie between 0 and 1")
-        self.eps, self.exact, self.covariance = eps, exact, covariance
+        if forgettable and covariance != "streamed":
+            raise ConfigError(f"SLDA: with covariance={covariance} no class can be forgotten: leave out forgettable")
+        self.eps, self.exact, self.covariance, self.forgettable = eps, exact, covariance, forgettable
         for name, shape in (("means", (0, 0)), ("counts", (0,)), ("sigma", (0, 0))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+        if forgettable:
+            self.register_buffer("shares", torch.zeros(0, 0, 0, dtype=torch.float64))
+        else:
+            self.cannot_forget = "its covariance is that of all classes; with `forgettable` it keeps each one's share"
         self.inverse: Tensor | None = None  # the inverse covariance, until the covariance changes
 
     def grow(self, task: Task) -> None:
@@ -68,6 +80,15 @@ class SLDA(OnePass):
         if task.index == 0:
             self.means, self.sigma = zeros(0, width), zeros(width, width)
         self.means, self.counts = torch.cat([self.means, zeros(new, width)]), torch.cat([self.counts, zeros(new)])
+        if self.forgettable:
+            shares = zeros(len(self.means), width, width)
+            shares[: len(self.shares)] = self.shares if task.index else 0
+            self.shares = shares
+
+    def needs(self, task: int) -> tuple[int, int]:
+        kept, trained = super().needs(task)
+        classes = self.stream[task].classes.stop if self.forgettable else 0
+        return kept + 2 * classes * self.model.encoder.width**2, trained
 
     def observe(
         self,
@@ -86,10 +107,20 @@ class SLDA(OnePass):
         f = count / (count + 1) if self.exact or self.in_base else n / (n + 1)
         if self.in_base or self.covariance != "fixed":
             self.sigma = (n[0] * self.sigma + (f[:, None] * e).T @ e) / (n[-1] + 1)
+        if self.forgettable:
+            for c in y.unique().tolist():
+                self.shares[c] += (f[y == c, None] * e[y == c]).T @ e[y == c]
         own = F.one_hot(y, len(self.means)).double().T  # (classes, rows)
         total = self.counts + own.sum(1)
         self.means = (self.counts[:, None] * self.means + own @ x) / total.clamp(min=1)[:, None]
         self.counts, self.inverse = total, None
+
+    @torch.no_grad()
+    def forget(self, classes: Sequence[int], examples: Tensor) -> None:
+        """n Sigma is the sum of the shares that are left."""
+        super().forget(classes, examples)
+        self.shares[list(classes)] = 0
+        self.sigma = self.shares.sum(0) / self.counts.sum().clamp(min=1)
 
     @property
     def in_base(self) -> bool:

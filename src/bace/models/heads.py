@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,19 @@ class Head(nn.Module):
         newest = self.blocks[-1]
         rows = rows.to(newest.device).repeat_interleave(len(newest) // len(rows), 0)
         newest.copy_(torch.where(rows.any(1, keepdim=True), rows, newest))
+
+    @torch.no_grad()
+    def forget_classes(self, classes: Iterable[int]) -> None:
+        """Nothing of these classes is left, as far as the head has them: their rows become a constant one. (Zeros would
+        do, but the gradient of a cosine is not defined there.)"""
+        proxies = sum(self.sizes) // max(self.classes, 1)  # rows of a class
+        rows = {c * proxies + i for c in classes for i in range(proxies)}
+        for name, parts in self.named_children():
+            start = 0
+            for part in parts if isinstance(parts, nn.ParameterList) else ():
+                own = [row - start for row in sorted(rows) if start <= row < start + len(part)]
+                part[own] = 1 / math.sqrt(self.width) if name == "blocks" else 0.0
+                start += 0 if name == "columns" else len(part)
 
     def products(self, features: Tensor, rows: Tensor) -> Tensor:  # (..., width), (classes, width) -> (..., classes)
         """<features, row>. On the CPU by blocks: rounding depends on the size of a product, and old logits must not
@@ -138,6 +152,12 @@ class WideningHead(LinearHead):
         self.width = self.branch if newest_only else width  # of the rows that are drawn
         super().grow(classes, generator)
         self.width = width
+
+    def forget_classes(self, classes: Iterable[int]) -> None:
+        """The auxiliary head goes as a whole: the next task makes a new one, and predictions do not read it."""
+        super().forget_classes(classes)
+        if self.auxiliary is not None:
+            self.auxiliary.forget_classes(range(self.auxiliary.classes))
 
     def assist(self, outputs: int, generator: torch.Generator) -> None:
         """A new auxiliary head; the one of the task before goes."""

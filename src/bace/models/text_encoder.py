@@ -5,6 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from bace.data.modalities.text import KeptTokenizer
 from bace.errors import DataError
 from bace.models.encoder import Encoder
 from bace.models.pooling import Pooling, pooled, unit_length
@@ -18,6 +19,7 @@ class TextEncoder(Encoder):
         max_tokens: the longest text its position table can take, special tokens included.
         pooling: how the tokens become the feature of a text.
         normalised: whether that is brought to unit length.
+        tokenizer: its own, where it is not in the folder of the weights.
     """
 
     modality = "text"
@@ -30,6 +32,7 @@ class TextEncoder(Encoder):
         self.max_tokens: int = self.config.max_position_embeddings
         self.pooling: Pooling = "class"
         self.normalised = False
+        self.tokenizer: KeptTokenizer | None = None
 
     def embed(
         self,

@@ -37,7 +37,9 @@ class Predictor(nn.Module):
     def scores(self, inputs: dict[str, Tensor], at: Tensor | None = None) -> Tensor:  # (rows, classes)
         rows = (next(iter(inputs.values())) if at is None else at).shape[0]
         nobody = torch.zeros(rows, dtype=torch.int64)
-        return self.hidden_method[0].predict(Batch(inputs, nobody, nobody, nobody, at)).float()
+        method = self.hidden_method[0]
+        found = method.predict(Batch(inputs, nobody, nobody, nobody, at)).float()
+        return found[:, method.stream.known] if method.stream.forgotten else found
 
 
 class PicturePredictor(Predictor):
@@ -146,7 +148,9 @@ def description(learner: Learner) -> dict[str, Any]:
     assert learner.method is not None
     assert learner.config is not None
     encoder = learner.method.model.encoder
-    about = {"bace": version("bace-cil"), "method": learner.method.title, "classes": learner.method.stream.names}
+    stream = learner.method.stream
+    classes = [stream.names[c] for c in stream.known]
+    about = {"bace": version("bace-cil"), "method": learner.method.title, "classes": classes}
     if isinstance(encoder, ImageEncoder):
         side = encoder.image_size
         steps: dict[str, Any] = {

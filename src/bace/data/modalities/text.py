@@ -154,9 +154,20 @@ def load_tokenizer(name: str) -> Any:
     return tokenizer
 
 
+class KeptTokenizer:
+    """A tokenizer that an encoder and its copies share."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "KeptTokenizer":
+        return self
+
+
 def tokenizer_of(encoder: Any) -> Any:
-    """The tokenizer in the folder that an encoder of texts was loaded from."""
-    return load_tokenizer(encoder.config.name_or_path)
+    """The tokenizer in the folder that an encoder of texts was loaded from, or in the model that it was saved with."""
+    kept = encoder.tokenizer
+    return load_tokenizer(encoder.config.name_or_path) if kept is None else kept.tokenizer
 
 
 def tokenize_texts(texts: list[str], tokenizer: Any, max_length: int) -> Texts:

@@ -60,6 +60,11 @@ class ClassStatistics(ElasticBuffers):
         self.means[c] += gap * (count / total)
         self.counts[c] = total
 
+    def forget_classes(self, classes: Iterable[int]) -> None:
+        for c in classes:
+            for statistic in (self.counts, self.means, self.scatter):
+                statistic[c] = 0
+
     def covariance(self, c: int) -> Tensor:  # (width, width)
         """n - 1 in the denominator; zeros for a class of one row."""
         return self.scatter[c] / (self.counts[c] - 1).clamp(min=1)

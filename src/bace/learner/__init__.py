@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
-import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
@@ -15,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from huggingface_hub import ModelHubMixin, snapshot_download
 from torch import Tensor
 
 from bace import methods
 from bace.config.parse import config_from, current, flatten, import_named_method
-from bace.config.schema import Config, Training
+from bace.config.schema import Config
 from bace.core import checkpoint
-from bace.core.calibration import calibration_error, finite, fit_temperature
-from bace.core.evaluation import recognised
+from bace.core.calibration import finite
 from bace.core.method import Method
 from bace.core.resources import check_resources
 from bace.core.stream import Stream, Task
@@ -32,75 +30,50 @@ from bace.data.decode import PictureOptions
 from bace.data.modalities import MODALITIES
 from bace.data.modalities.token import Span, Token
 from bace.data.modality import Modality, Table
-from bace.data.scores import per_class_accuracy
 from bace.data.settings import data_settings
 from bace.data.table import as_inputs, from_arrays, from_records, read
-from bace.errors import CheckpointError, ConfigError, DataError
+from bace.errors import CheckpointError, ConfigError, DataError, closest_name
 from bace.experiments import choose
 from bace.experiments.assemble import check_memory, load_backbone, method_on
-from bace.experiments.run_folder import check_picture, read_model
+from bace.experiments.run_folder import read_model
 from bace.files import check_format, typed
+from bace.learner.auto import AUTO, CANDIDATES, choose_method, settled
+from bace.learner.card import write_cards
+from bace.learner.history import as_table, take_stock, tell, without_class
+from bace.learner.saved import CHOSEN, FORMAT, VIEWS, Saved
 from bace.models.encoder import Encoder
-from bace.randomness import generator
+from bace.models.packing import Packed, pack, unpack
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FORMAT = 3  # of `Saved`; 1, which has no number, is that of version 0.1; 2 has no `chosen` and no `history`
-VIEWS = ("benchmark.augment", "benchmark.flip")
 UNKNOWN = "unknown"
-LOW = 0.6  # a warning, if less of what was shown is known
-STOCK = 300  # of a call's examples are asked after it
-CHOSEN = {*VIEWS, "train.batch_size", "train.epochs", "train.lr"}  # what suits the data, if the user does not set it
 
 
-@dataclass(frozen=True)
-class Saved:
-    """state.json of a saved learner; state.safetensors beside it has the tensors of the method and of `_kept`."""
-
-    given: dict[str, Any]  # settings, as the user gave them
-    tasks: Sequence[Sequence[str]]  # class names, by task
-    modality: str
-    picture: tuple[int, int] | None  # height and width
-    numbers: Sequence[str]  # names that the user gave as whole numbers
-    method: dict[str, Any]  # what of the method's state is no tensor
-    train: Sequence[Sequence[int]]  # ids of each task's kept training examples
-    complete: bool
-    chosen: dict[str, Any] = field(default_factory=dict)  # settings that the user left unset
-    history: Sequence[dict[str, Any]] = ()
-    temperature: float = 1.0  # of `predict_proba`
-
-    def __post_init__(self) -> None:
-        check_picture(self.picture)
-        if not all(re.fullmatch("-?[0-9]+", name) for name in self.numbers):
-            raise ValueError("'numbers' are not those of classes")
-        if not CHOSEN.issuperset(self.chosen):
-            raise ValueError("'chosen' has settings that are not chosen")
-
-
-class Learner:
+class Learner(ModelHubMixin):
     """A classifier that is taught new classes, call by call.
 
-    >>> learner = Learner("bace", backbone="google/vit-base-patch16-224", memory=500)
+    >>> learner = Learner(backbone="google/vit-base-patch16-224", memory=500)
     >>> learner.partial_fit(pictures, labels)        # then delete them
     >>> learner.partial_fit(new_pictures, new_labels)
     >>> learner.predict(more_pictures)
 
     Args:
-        method: a name of `bace list methods`, a dict with its hyper-parameters ({"name": "bace", "alpha": 2}), or
-            "package.Class".
+        method: "auto", a name of `bace list methods`, a dict with its hyper-parameters ({"name": "bace", "alpha": 2}),
+            or "package.Class". "auto" takes the method that was best on small sets like the first call's data.
         settings: any setting of `bace run`, nested or dotted: `memory=500`, `backbone="minilm"`,
             `train={"epochs": 3}`, `seed=1`.
 
     The memory's examples are kept inside (methods trained jointly keep everything), so nothing else is needed later.
     """
 
-    def __init__(self, method: str | dict[str, Any] = "bace", **settings: Any) -> None:
+    def __init__(self, method: str | dict[str, Any] = AUTO, **settings: Any) -> None:
         self._given = {"method": method, **settings}
-        import_named_method(self._given)
-        config_from(self._given)  # refuse what is wrong now, not at the first data
+        self._auto: dict[str, Any] = {}  # the method that was chosen at the first call
+        import_named_method(self._settings())
+        config_from(self._settings())  # refuse what is wrong now, not at the first data
         self.config: Config | None = None
-        self.tasks: list[list[str]] = []  # class names, by task
+        self.tasks: list[list[str | None]] = []  # class names, by task; None: forgotten
         self.picture: tuple[int, int] | None = None  # height and width of the pictures learned from
         self._numbers: set[str] = set()  # names that the user gave as whole numbers, and gets back as such
         self.modality: str | None = None
@@ -112,20 +85,23 @@ class Learner:
         self._chosen: dict[str, Any] = {}  # those, and the settings that were chosen at the last call
         self.history_: list[dict[str, Any]] = []  # of each call: what came, what was chosen, what was learned
         self._temperature = 1.0
+        self._packed: Packed | None = None  # the encoder as it was before the first call, without its weights
+        self._hub_mixin_config = None  # of ModelHubMixin, which would write the settings into another file
         self._complete = True  # False: made from a run, whose memory examples are elsewhere
 
     @property
     def classes_(self) -> list[Any]:
         """Names of all classes (entity types) learned, as they were given, in order of arrival."""
-        return [self._as_given(name) for names in self.tasks for name in names]
+        return [self._as_given(name) for names in self.tasks for name in names if name is not None]
 
     @property
     def memory_(self) -> dict[Any, int]:
         """How many examples of each class (entity type) are kept in memory."""
         self._taught()
         assert self.method is not None
-        groups = Counter(group for memory in self.method.memories() for group in memory.group.tolist())
-        return {name: groups[group] for group, name in enumerate(self.classes_)}
+        kept = Counter(group for memory in self.method.memories() for group in memory.group.tolist())
+        groups = enumerate(name for names in self.tasks for name in names)
+        return {self._as_given(name): kept[group] for group, name in groups if name is not None}
 
     @property
     def memory_bytes_(self) -> int:
@@ -153,6 +129,7 @@ class Learner:
         """
         table = self._table(x, y)
         known = self._check_new(table)
+        told = self._choose_method(table)
         config = self._configured(table.modality.name, self._views)
         if config.train.early_stop or not config.train.reset_optimiser:
             raise ConfigError(
@@ -163,8 +140,9 @@ class Learner:
             raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
         if config.log:
             raise ConfigError("a Learner logs to logging.getLogger('bace') and to its history_: leave out log")
-        tasks = [*self.tasks, [name for name in table.names if name not in known]]
+        tasks: list[list[str | None]] = [*self.tasks, [name for name in table.names if name not in known]]
         encoder = self.method.model.encoder if self.method else load_backbone(config)
+        packed = self._packed if self.method else pack(encoder, config.backbone.name)
         stream = self._stream(table, tasks, config, encoder)
         views = self._views if self.method else self._choose_views(stream, encoder)
         before = None if self.method is None else {k: _copied(v) for k, v in self.method.state_dict().items()}
@@ -182,14 +160,49 @@ class Learner:
                 self._restore(before)
             raise
         self.config, self.modality, self.tasks, self.method = config, table.modality.name, tasks, method
-        self._views, self._chosen = views, views | chosen
+        self._views, self._chosen, self._packed = views, views | chosen, packed
         self.picture = table.modality.picture(stream.data)
         self._numbers |= {str(label) for label in ([] if y is None else _labels(y)) if isinstance(label, int)}
         learned = {"classes": table.names, "known": known, "examples": len(table), "settings": views | chosen}
         learned |= {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "counts": table.counts()}
-        self.history_.append({**learned, **record, **self._take_stock(method, stream)})
-        _tell(self.history_[-1], config.train)
+        self.history_.append({**learned, **told, **record, **take_stock(method, stream)})
+        self._temperature = self.history_[-1].get("temperature", 1.0)
+        tell(self.history_[-1], config.train)
         self._keep(stream)
+        return self
+
+    def forget(self, name: Any) -> Self:
+        """Remove a class (an entity type): its head rows, its statistics, every kept example that shows it, and what
+        `history_` tells of it. It is never predicted again, and may be learned again as a new class. Save the learner
+        to remove it from its folder, too.
+
+        What the weights of the encoder have learned from the class remains. Methods whose statistics mix the classes
+        cannot remove one and refuse (docs/learner.md)."""
+        modality, gone = self._taught(), str(name)
+        assert self.method is not None
+        if not self._complete:
+            raise ConfigError("a model loaded from a run can only predict: run it again without the class")
+        if all(gone not in names for names in self.tasks):
+            raise DataError(f"there is no class '{gone}' to forget.{closest_name(gone, map(str, self.classes_))}")
+        if len(self.classes_) == 1:
+            raise ConfigError(f"'{gone}' is the only class: delete the model instead")
+        if why := self.method.cannot_forget:
+            raise ConfigError(
+                f"{self.method.title} cannot forget a class: {why}. Teach a new learner without '{gone}'; SimpleCIL, "
+                "FeCAM and SLDA with `forgettable`, and methods with a memory, can forget"
+            )
+        stream = self._kept_stream()
+        classes = [c for c in stream.known if gone in modality.own_names([stream.names[c]])]
+        rows = torch.nonzero(torch.isin(self._kept_targets, torch.tensor(classes))).flatten()
+        shown = torch.unique(stream.owners(rows))
+        self.method.forget(classes, shown)
+        everything = torch.arange(len(stream.data))
+        self._take(stream, everything[~torch.isin(everything, shown)])
+        self.tasks = [[None if own == gone else own for own in names] for names in self.tasks]
+        self._numbers.discard(gone)
+        self.history_ = without_class(self.history_, gone)
+        state, self.method = self.method.state_dict(), None
+        self._restore(state)  # a new object: nothing that the method has computed and kept is left
         return self
 
     def predict(self, x: Any, reject: float | None = None) -> list[Any]:
@@ -256,7 +269,7 @@ class Learner:
         data, _ = modality.encode([table], data_settings(self.config), self.method.model.encoder)
         everything = torch.arange(len(data))
         rows = len(data) if data.positions is None else len(data.positions)
-        asked = Stream(data, torch.zeros(rows, dtype=torch.int64), [], self._names())
+        asked = Stream(data, torch.zeros(rows, dtype=torch.int64), [], self.method.stream.names)
         asked.device = self.method.stream.device
         self.method.eval()
         if cost := self.method.prediction_cost(len(data)):
@@ -264,7 +277,7 @@ class Learner:
         with asked.licence("prediction", everything):
             parts, in_order = asked.bucketed(everything, self.config.train.eval_batch_size)
             scores = in_order(torch.cat([self.method.predict(asked.batch(part)).cpu() for part in parts]))
-        return modality.by_example(scores, inputs)
+        return modality.by_example(scores[:, self.method.stream.known], inputs)
 
     # -- scikit-learn's manners
 
@@ -286,15 +299,8 @@ class Learner:
         return f"<Learner({self._given['method']!r}{settings}): {taught}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: a row for each call."""
-        cells = [
-            (n, ", ".join(call["classes"]), call["examples"], _percent(call["new"]), _percent(call["old"]))
-            for n, call in enumerate(self.history_, start=1)
-        ]
-        head = ("call", "classes", "examples", "of these known", "of the memory's old ones known")
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in cells)
-        titles = "".join(f"<th>{title}</th>" for title in head)
-        return f"<p><code>{escape(repr(self))}</code></p><table><tr>{titles}</tr>{rows}</table>"
+        """For notebooks."""
+        return f"<p><code>{escape(repr(self))}</code></p>{as_table(self.history_)}"
 
     # -- saving
 
@@ -316,10 +322,52 @@ class Learner:
             train=[ids.tolist() for ids in self._train],
             complete=self._complete,
             chosen=self._chosen,
+            auto=self._auto,
             history=self.history_,
             temperature=self._temperature,
+            encoder=self._packed,
         )
         checkpoint.save(Path(folder), tensors | kept, {"format": FORMAT, **asdict(saved)}, keep=1)
+        write_cards(
+            Path(folder),
+            self.method.title,
+            self.modality,
+            [str(name) for name in self.classes_],
+            [str(name) for name in self._given_names()],
+            {**self._settings(), **self._chosen},
+            self.history_,
+            self._packed,
+        )
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """For ModelHubMixin: what `save_pretrained` and `push_to_hub` write is what `save` writes."""
+        self.save(save_directory)
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+        trust: bool = False,
+        **others: Any,
+    ) -> Self:
+        """For ModelHubMixin: `from_pretrained` opens a folder, or a model of the hub."""
+        folder = model_id
+        if not Path(model_id).is_dir():
+            folder = snapshot_download(
+                model_id,
+                revision=revision,
+                cache_dir=cache_dir,
+                force_download=force_download,
+                local_files_only=local_files_only,
+                token=token,
+            )
+        return cls.load(folder, trust=trust)
 
     @classmethod
     def load(cls, folder: str | Path, *, trust: bool = False) -> Self:
@@ -338,11 +386,13 @@ class Learner:
             learner.picture, learner._numbers, learner._complete = saved.picture, set(saved.numbers), saved.complete
             learner._chosen, learner.history_ = saved.chosen, list(saved.history)
             learner._temperature = saved.temperature
+            learner._auto = saved.auto
             learner._views = {name: value for name, value in saved.chosen.items() if name in VIEWS}
             learner.config = learner._configured(saved.modality, saved.chosen)  # which refuses an unknown one
             learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
             learner._kept_targets = tensors["kept_targets"]
             learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in saved.train]
+            learner._packed = saved.encoder
             learner._restore(checkpoint.method_state(tensors, saved.method))
             learner._check_kept()
         return learner
@@ -355,7 +405,7 @@ class Learner:
             learner = cls._opened(run.config, trust, complete=True)
             learner.config = config_from(learner._given)
             learner.modality = run.modality
-            learner.tasks = [MODALITIES[run.modality].own_names(list(task.classes)) for task in run.tasks]
+            learner.tasks = [list(MODALITIES[run.modality].own_names(list(task.classes))) for task in run.tasks]
             learner.picture, learner._complete = run.picture, False
             learner._restore(state)
         return learner
@@ -367,14 +417,19 @@ class Learner:
         """An empty learner with settings from a file: all there were (`complete`), or those that a user gave."""
         given = current(given, complete=complete)
         if not trust:
-            config_from(given)  # refuses a method that would have to be imported
-        return cls(**given)
+            config_from(settled(given, CANDIDATES["SimpleCIL"]))  # refuses a method that would have to be imported
+        method = {name.removeprefix("method."): value for name, value in given.items() if name.startswith("method.")}
+        others = {name: value for name, value in given.items() if not name.startswith("method.")}
+        return cls(method if len(method) > 1 else method["name"], **others)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """The method with its shapes made again for all tasks, then the values of its state dict."""
+        """The method with its shapes made again for all tasks, then the values of its state dict, those of the encoder
+        among them."""
         assert self.config is not None
         stream = self._kept_stream()
-        self.method = self._method_on(stream, self.config)
+        numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
+        encoder = None if self._packed is None else unpack(self._packed, numbers)
+        self.method = self._method_on(stream, self.config, encoder)
         self.method.now.end(stream[-1])
         self.method.rebuild(stream.tasks)
         self.method.load_state_dict(state)
@@ -398,7 +453,19 @@ class Learner:
         if self.modality not in (None, modality):
             raise DataError(f"this learner was taught {self.modality} data; it cannot take {modality} data")
         own_data = MODALITIES[modality].own_data
-        return config_from({"benchmark.name": own_data, **chosen, **flatten(self._given)})
+        return config_from({"benchmark.name": own_data, **chosen, **self._settings()})
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings given, with a method in the place of "auto"; before the first call, any."""
+        return settled(self._given, self._auto or CANDIDATES["SimpleCIL"])
+
+    def _choose_method(self, table: Table) -> dict[str, Any]:
+        """Fix the method at the first call, if it is to be chosen; and what `history_` tells of it."""
+        if self.method is not None or flatten(self._given)["method.name"] != AUTO:
+            return {}
+        self._auto, why = choose_method(table.modality.name, len(table) / len(table.names))
+        logging.getLogger("bace").info(f"the method is {why}")
+        return {"method": why}
 
     def _choose_views(self, stream: Stream, encoder: Encoder) -> dict[str, Any]:
         if not self._unset.issuperset(VIEWS) or (found := choose.choose_views(stream, encoder)) is None:
@@ -424,7 +491,7 @@ class Learner:
 
     @property
     def _unset(self) -> set[str]:
-        return CHOSEN - set(flatten(self._given))
+        return CHOSEN - set(self._settings())
 
     def _method_on(self, stream: Stream, config: Config, encoder: Encoder | None = None) -> Method:
         """The method so far with its new stream; made at the first call."""
@@ -445,33 +512,6 @@ class Learner:
             return read(x, input_column=inputs, label_column=label, **options)
         return from_records(x, input_column=inputs, label_column=label, **options)
 
-    def _take_stock(self, method: Method, stream: Stream) -> dict[str, Any]:
-        """How much of a call's examples, and of the old ones in memory, is known after it; and a new temperature."""
-        call, memory = stream[-1], torch.unique(method.remembered())
-        shown = call.train[torch.randperm(len(call.train), generator=generator(0, "stock"))[:STOCK]]
-        self._temperature = 1.0
-        if method.prediction_cost(len(shown) + len(memory)):  # it would take longer than learning
-            return {"new": None, "old": None}
-        old = memory[~torch.isin(memory, call.train)]
-        if not stream.modality.one_label:
-            return {"new": recognised(method, shown), "old": recognised(method, old)}
-        asked = torch.unique(torch.cat([shown, memory]))
-        with stream.licence("what was learned", asked):
-            parts, in_order = stream.bucketed(asked, method.training_settings.eval_batch_size)
-            scores = finite(in_order(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts])))
-        targets = stream.targets[asked]
-        right = (scores.argmax(1) == targets).double()
-        new, old = (right[torch.isin(asked, ids)] for ids in (shown, old))
-        known: dict[str, Any] = {"new": float(new.mean()), "old": float(old.mean()) if len(old) else None}
-        by_class = zip(stream.names, per_class_accuracy(scores.argmax(1), targets, len(stream.names)), strict=True)
-        known["per_class"] = {name: share / 100 for name, share in by_class if share is not None}
-        self._temperature = fit_temperature(scores, targets)
-        before, after = (
-            calibration_error(torch.softmax(scores / temperature, 1), targets)
-            for temperature in (1.0, self._temperature)
-        )
-        return known | {"temperature": self._temperature, "ece": [round(before, 4), round(after, 4)]}
-
     def _check_new(self, table: Table) -> list[str]:
         """The classes of a call that are known, if the learner can take them."""
         if not self._complete:
@@ -490,7 +530,7 @@ class Learner:
             )
         return known
 
-    def _stream(self, table: Table, tasks: list[list[str]], config: Config, encoder: Encoder) -> Stream:
+    def _stream(self, table: Table, tasks: list[list[str | None]], config: Config, encoder: Encoder) -> Stream:
         """Kept examples first, then the new ones; only the new task has a training set (joint methods keep all)."""
         modality = table.modality
         modality.check_encoder(encoder, config.backbone.name)
@@ -500,77 +540,48 @@ class Learner:
             before = len(data)
             data.prepend(self._kept)
             first = len(data) - before
-        names = modality.class_names(tasks)
+        names, forgotten = _names(tasks, modality)
         number = {name: c for c, name in enumerate(names)}
         targets = torch.cat([self._kept_targets, modality.targets(table.labels, table.names, number)])
         train = [*(self._train or [NO_IDS] * (len(tasks) - 1)), torch.arange(first, first + count)]
-        return Stream(data, targets, _tasks(tasks, modality, train), names)
+        return Stream(data, targets, _tasks(tasks, modality, train), names, forgotten=forgotten)
 
     def _keep(self, stream: Stream) -> None:
-        """Keep the memory's examples (all, for a method that trains jointly) under new ids, and let go of the rest."""
+        """Keep the memory's examples (all, for a method that trains jointly), and let go of the rest."""
         assert self.method is not None
-        assert self.config is not None
         joint = self.method.licence == "past"
-        ids = torch.arange(len(stream.data)) if joint else torch.unique(self.method.remembered())
+        self._train = [task.train if joint else NO_IDS for task in stream]
+        self._take(stream, torch.arange(len(stream.data)) if joint else torch.unique(self.method.remembered()))
+        assert self.config is not None
+        self.method = self._method_on(self._kept_stream(), self.config)
+
+    def _take(self, stream: Stream, ids: Tensor) -> None:
+        """Keep these examples alone, under new ids."""
+        assert self.method is not None
         rows, _ = stream.rows_of(ids)
         self._kept, self._kept_targets = stream.data.take(ids), stream.targets[rows]
         new_id = torch.full((len(stream.data),), -1)
         new_id[ids] = torch.arange(len(ids))
         for memory in self.method.memories():
             memory.examples = new_id[memory.examples]
-        self._train = [new_id[task.train] if joint else NO_IDS for task in stream]
-        self.method = self._method_on(self._kept_stream(), self.config)
+        self._train = [new_id[train[torch.isin(train, ids)]] for train in self._train]
 
     def _kept_stream(self) -> Stream:
         """The tasks so far, over the kept examples. Nothing of it is open: the next call puts the examples before its
         own, and only then are they read."""
         assert self.modality is not None
         modality = MODALITIES[self.modality]
+        names, forgotten = _names(self.tasks, modality)
         tasks = _tasks(self.tasks, modality, self._train or [NO_IDS] * len(self.tasks))
-        return Stream(modality.restore(self._kept), self._kept_targets, tasks, self._names())
+        return Stream(modality.restore(self._kept), self._kept_targets, tasks, names, forgotten=forgotten)
 
     def _as_given(self, name: str) -> Any:
         return int(name) if name in self._numbers else name
 
-    def _names(self) -> list[str]:
-        assert self.modality is not None
-        return MODALITIES[self.modality].class_names(self.tasks)
-
     def _given_names(self) -> list[Any]:
-        return [self._as_given(name) for name in self._names()]
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0%}"
-
-
-def _tell(call: dict[str, Any], train: Training) -> None:
-    """What was chosen in a line, and a warning if little was learned."""
-    rates = ", ".join(f"{rate} ({worth:.0%})" for rate, worth in call["rates"].items())
-    logging.getLogger("bace").info(
-        f"{call['examples']} examples of {len(call['classes'])} classes: batches of {train.batch_size}, {train.epochs} "
-        f"epochs, {call['steps']} steps, rate {train.lr:g}{f' of {rates}' if rates else ''}; known after it: "
-        f"{_percent(call['new'])} of the new, {_percent(call['old'])} of the old"
-    )
-    if call["new"] is not None and call["new"] < LOW:
-        warnings.warn(
-            f"of its own training examples, the learner knows {call['new']:.0%} after this call: give more steps "
-            f"(train.epochs, now {train.epochs}), another rate (train.lr, now {train.lr:g}), or more examples; epochs "
-            "and rate that you leave out are chosen",
-            stacklevel=3,
-        )
-    if call["old"] is not None and call["old"] < LOW:
-        warnings.warn(
-            f"of the old examples in its memory, the learner knows {call['old']:.0%} after this call: give it a larger "
-            f"memory, a lower rate (train.lr, now {train.lr:g}), or a method that forgets less",
-            stacklevel=3,
-        )
-    if call["steps"] <= train.epochs and call["steps"] < choose.STEPS:
-        warnings.warn(
-            f"an epoch is one step, with {call['examples']} examples in batches of {train.batch_size}: lower "
-            "train.batch_size, or leave it out",
-            stacklevel=3,
-        )
+        """The names of the columns of `scores`."""
+        assert self.method is not None
+        return [self._as_given(self.method.stream.names[c]) for c in self.method.stream.known]
 
 
 def _copied(value: Any) -> Any:
@@ -583,6 +594,20 @@ def _labels(y: Any) -> list[Any]:
     return [value.item() if isinstance(value, Tensor | np.generic) else value for value in values]
 
 
-def _tasks(names: list[list[str]], modality: Modality, train: list[Tensor]) -> list[Task]:
-    ranges = modality.class_ranges(names)
+def _tasks(names: Sequence[Sequence[str | None]], modality: Modality, train: list[Tensor]) -> list[Task]:
+    ranges = modality.class_ranges(_all_named(names))
     return [Task(t, f"task {t + 1}", ranges[t], train[t], NO_IDS, NO_IDS) for t in range(len(names))]
+
+
+def _all_named(tasks: Sequence[Sequence[str | None]]) -> list[list[str]]:
+    """Class names by task, with a name for those that are forgotten: one that nobody gives."""
+    return [
+        [f"\0{t} {i}" if name is None else name for i, name in enumerate(names)] for t, names in enumerate(tasks)
+    ]
+
+
+def _names(tasks: Sequence[Sequence[str | None]], modality: Modality) -> tuple[list[str], tuple[int, ...]]:
+    """The names of all class ids, and the ids of the classes that are forgotten."""
+    names = modality.class_names(_all_named(tasks))
+    unnamed = [any(own.startswith("\0") for own in modality.own_names([name])) for name in names]
+    return names, tuple(c for c, forgotten in enumerate(unnamed) if forgotten)

@@ -1,0 +1,101 @@
+"""Can a Learner tell classes that are yet to come from those that it knows? And are its probabilities calibrated?
+
+The tasks of a benchmark are taught one by one. After each but the last, the test examples of the tasks so far are
+known, and those of later tasks are not. AUROC: how well a score separates the two, 0.5 by chance; `reject=` uses the
+highest probability. ECE: the expected calibration error on the known test examples, with temperature 1 and with the
+fitted one. All numbers are means over the calls.
+
+    python benchmarks/reject.py [--benchmarks NAME ...] [--methods NAME ...] [--train N] [--test N]
+"""
+
+import argparse
+import os
+import warnings
+from statistics import mean
+from typing import Any
+
+import torch
+from auto import Remembered
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+import bace
+from bace.config.parse import config_from
+from bace.core.calibration import calibration_error, finite
+from bace.data.benchmarks import find_benchmark
+from bace.data.modality import Table
+from bace.data.settings import data_settings
+from bace.models.encoder import Encoder
+
+BENCHMARKS = ("digits", "topics-desk", "cifar100-desk")
+METHODS: dict[str, dict[str, Any]] = {
+    "SimpleCIL": {"name": "simplecil"},
+    "FeCAM": {"name": "fecam"},
+    "SLDA": {"name": "slda"},
+}
+
+
+def first(table: Table, count: int) -> Table:
+    """The first examples of each class."""
+    shown = table.shown()
+    return table.take([i for name in table.names for i in [i for i, own in enumerate(shown) if name in own][:count]])
+
+
+def measure(benchmark: str, method: str, train: int, test: int) -> dict[str, float]:
+    config = config_from({"benchmark.name": benchmark, "method.name": METHODS[method]["name"]})
+    tasks = find_benchmark(benchmark).parts(data_settings(config))
+    backbone = {"backbone.name": config.backbone.name, "backbone.image_size": config.backbone.image_size}
+    views = {"benchmark.augment": False, "benchmark.flip": False} if benchmark != "topics-desk" else {}
+    learner, found = bace.Learner(METHODS[method], **backbone, **views), []
+    tests = [first(task.test, test) for task in tasks]
+    for t, task in enumerate(tasks[:-1]):
+        shown = first(task.train, train)
+        learner.partial_fit(shown.inputs, list(shown.labels))
+        scores = [learner.scores(table.inputs) for table in tests]
+        known, unknown = torch.cat(scores[: t + 1]), torch.cat(scores[t + 1 :])
+        names = [str(name) for name in learner.classes_]
+        targets = torch.tensor([names.index(str(label)) for table in tests[: t + 1] for label in table.labels])
+        found.append(judged(known, unknown, targets, learner.history_[-1]["temperature"]))
+    return {name: mean(one[name] for one in found) for name in found[0]}
+
+
+def judged(known: Tensor, unknown: Tensor, targets: Tensor, temperature: float) -> dict[str, float]:
+    """(known, classes), (unknown, classes), (known,) classes"""
+
+    def separated(score: Any) -> float:
+        values = torch.cat([score(known), score(unknown)])
+        return float(roc_auc_score([1] * len(known) + [0] * len(unknown), values.numpy()))
+
+    def probabilities(scores: Tensor, t: float) -> Tensor:
+        return torch.softmax(finite(scores) / t, 1)
+
+    return {
+        "highest probability": separated(lambda scores: probabilities(scores, temperature).max(1).values),
+        "highest score": separated(lambda scores: finite(scores).max(1).values),
+        "ECE, temperature 1": calibration_error(probabilities(known, 1.0), targets),
+        "ECE": calibration_error(probabilities(known, temperature), targets),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--benchmarks", nargs="+", default=BENCHMARKS)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--train", type=int, default=20, help="examples of each class")
+    parser.add_argument("--test", type=int, default=10)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    remembered = Remembered()
+    Encoder.forward = lambda encoder, inputs, taps=False: remembered.forward(encoder, inputs, taps)
+    columns = ("highest probability", "highest score", "ECE, temperature 1", "ECE")
+    print(f"| benchmark | method | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 2)}")
+    for benchmark in asked.benchmarks:
+        for method in asked.methods:
+            found = measure(benchmark, method, asked.train, asked.test)
+            print(f"| {benchmark} | {method} | {' | '.join(f'{found[name]:.3f}' for name in columns)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Which method `Learner("auto")` takes: the best on our small sets of the modality, by examples of each class.
+
+The numbers are what benchmarks/auto.py has measured (benchmarks/auto.json, which a test compares with them): the mean
+over the sets of the mean score over the calls, in percent. The methods that may be chosen also learn more examples of
+known classes and can forget a class, as later calls may ask for both.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bace.config.parse import flatten
+
+AUTO = "auto"
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "SimpleCIL": {"name": "SimpleCIL"},
+    "FeCAM": {"name": "FeCAM"},
+    "SLDA": {"name": "SLDA", "forgettable": True},
+}
+MEASURED: dict[str, dict[int, dict[str, float]]] = {  # by modality and examples of each class
+    "image": {
+        8: {"SimpleCIL": 74.1, "FeCAM": 74.6, "SLDA": 67.6, "ACIL": 73.7},
+        30: {"SimpleCIL": 78.5, "FeCAM": 79.5, "SLDA": 68.1, "ACIL": 76.6},
+    },
+    "text": {
+        8: {"SimpleCIL": 86.2, "FeCAM": 82.8, "SLDA": 78.6, "ACIL": 83.4},
+        30: {"SimpleCIL": 89.2, "FeCAM": 86.7, "SLDA": 84.3, "ACIL": 87.0},
+    },
+    "token": {
+        8: {"SimpleCIL": 18.0, "FeCAM": 15.1, "SLDA": 11.4, "ACIL": 13.8},
+        30: {"SimpleCIL": 19.9, "FeCAM": 21.9, "SLDA": 24.6, "ACIL": 19.2},
+    },
+}
+
+
+def choose_method(modality: str, examples: float) -> tuple[dict[str, Any], str]:
+    """The settings of the method for so many examples of each class, and why in one line. Of the sizes that were
+    measured the nearest counts, by ratio. A modality without measurements gets SimpleCIL."""
+    if modality not in MEASURED:
+        return CANDIDATES["SimpleCIL"], f"SimpleCIL, as no method was measured on {modality} data"
+    measured = MEASURED[modality]
+    size = min(measured, key=lambda n: max(n / examples, examples / n))
+    best = max(CANDIDATES, key=lambda name: measured[size][name])
+    others = ", ".join(f"{name} {measured[size][name]:.1f}" for name in CANDIDATES if name != best)
+    return CANDIDATES[best], (
+        f"{best}, which is best on our {modality} sets with {size} examples of each class ({measured[size][best]:.1f}; "
+        f"{others})"
+    )
+
+
+def settled(given: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a user gave, flat, with this method in the place of "auto"."""
+    flat = flatten(given)
+    if flat["method.name"] != AUTO:
+        return flat
+    return {key: value for key, value in flat.items() if key != "method.name"} | flatten({"method": method})

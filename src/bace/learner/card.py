@@ -1,0 +1,99 @@
+"""What a saved learner's folder tells people and the hub: README.md, the model card, and config.json. Nothing of it is
+read when the learner is loaded."""
+
+import json
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bace.errors import CheckpointError
+from bace.files import write_whole
+from bace.learner.history import percent
+from bace.models.backbones import find_backbone
+from bace.models.packing import Packed
+
+MARK = "<!-- written by bace: a card without this line is yours and is not overwritten -->"
+PIPELINES = {"image": "image-classification", "text": "text-classification", "token": "token-classification"}
+
+
+def write_cards(
+    folder: Path,
+    method: str,
+    modality: str,
+    classes: list[str],
+    labels: list[str],
+    settings: dict[str, Any],
+    history: list[dict[str, Any]],
+    encoder: Packed | None,
+) -> None:
+    """Both files, unless the user has put files of these names there. `labels`: the names of the scores, which are tags
+    where classes are entity types."""
+    about = {"library_name": "bace", "method": method, "modality": modality, "id2label": dict(enumerate(labels))}
+    texts = {
+        "config.json": (json.dumps(about, indent=2) + "\n", '"library_name": "bace"'),
+        "README.md": (model_card(method, modality, classes, settings, history, encoder), MARK),
+    }
+    try:
+        for name, (text, mark) in texts.items():
+            path = folder / name
+            if not path.exists() or mark in path.read_text(encoding="utf-8", errors="replace"):
+                write_whole(path, text)
+    except OSError as error:
+        raise CheckpointError(
+            f"the model is saved in '{folder}', but {', '.join(texts)} could not be written: {error.strerror}"
+        ) from error
+
+
+def model_card(
+    method: str,
+    modality: str,
+    classes: list[str],
+    settings: dict[str, Any],
+    history: list[dict[str, Any]],
+    encoder: Packed | None,
+) -> str:
+    """YAML for the hub, then the card."""
+    data: dict[str, Any] = {"library_name": "bace", "tags": ["class-incremental-learning", method]}
+    if modality in PIPELINES:
+        data["pipeline_tag"] = PIPELINES[modality]
+    if encoder is not None and (base := hub_id(encoder.name)):
+        data["base_model"] = base
+    data["metrics"] = ["accuracy"]
+    rows = [
+        f"| {n} | {_cell(', '.join(call['classes']))} | {call['examples']} | {percent(call['new'])} | "
+        f"{percent(call['old'])} |"
+        for n, call in enumerate(history, start=1)
+    ]
+    lines = [
+        f"---\n{yaml.safe_dump(data, sort_keys=False, allow_unicode=True)}---",
+        MARK,
+        f"# {len(classes)} classes, learned by {method} in {len(history)} calls",
+        f"Open it with bace {version('bace-cil')} or later: `bace.Learner.from_pretrained(...)`. Neither the data nor "
+        "the encoder's files are needed.",
+        f"Classes, in order: {_cell(', '.join(classes))}",
+        "## Calls\n\n| call | classes | examples | of these known | of the memory's old ones known |\n"
+        "| --- | --- | --- | --- | --- |\n" + "\n".join(rows),
+        "The shares are of examples that were learned from: they are no test.",
+        "## Settings\n\n" + "\n".join(f"- {_cell(name)}: {_cell(str(value))}" for name, value in settings.items()),
+    ]
+    if encoder is not None:
+        origin = f", revision {encoder.revision}" if encoder.revision else ""
+        lines.append(f"## Encoder\n\n{_cell(encoder.name)}{origin}; sha256 before learning: {encoder.sha256}")
+    return "\n\n".join(lines) + "\n"
+
+
+def hub_id(name: str) -> str | None:
+    """What the hub calls a backbone, if it has it: the id of one of ours, or a name that is no place on the disk."""
+    known = find_backbone(name)
+    if known is not None:
+        return known.hub
+    return name if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) and not Path(name).exists() else None
+
+
+def _cell(text: str) -> str:
+    """In one line, and not taken for markup."""
+    plain = " ".join(text.split())
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#" else letter for letter in plain)

@@ -1,0 +1,106 @@
+"""What a learner says of its calls: a line and warnings after each, and the table of all."""
+
+import logging
+import warnings
+from html import escape
+from typing import Any
+
+import torch
+
+from bace.config.schema import Training
+from bace.core.calibration import calibration_error, finite, fit_temperature
+from bace.core.evaluation import recognised
+from bace.core.method import Method
+from bace.core.stream import Stream
+from bace.data.scores import per_class_accuracy
+from bace.experiments import choose
+from bace.randomness import generator
+
+LOW = 0.6  # a warning, if less of what was shown is known
+STOCK = 300  # of a call's examples are asked after it
+OF_SETTINGS = ("settings", "rates")  # entries of a record whose keys are no classes
+
+
+def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
+    """How much of a call's examples, and of the old ones in memory, is known after it; and a new temperature."""
+    call, memory = stream[-1], torch.unique(method.remembered())
+    shown = call.train[torch.randperm(len(call.train), generator=generator(0, "stock"))[:STOCK]]
+    if method.prediction_cost(len(shown) + len(memory)):  # it would take longer than learning
+        return {"new": None, "old": None}
+    old = memory[~torch.isin(memory, call.train)]
+    if not stream.modality.one_label:
+        return {"new": recognised(method, shown), "old": recognised(method, old)}
+    asked = torch.unique(torch.cat([shown, memory]))
+    with stream.licence("what was learned", asked):
+        parts, in_order = stream.bucketed(asked, method.training_settings.eval_batch_size)
+        scores = in_order(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts]))
+    scores, targets = finite(stream.eligible(scores)), stream.targets[asked]
+    right = (scores.argmax(1) == targets).double()
+    new, old = (right[torch.isin(asked, ids)] for ids in (shown, old))
+    by_class = zip(stream.names, per_class_accuracy(scores.argmax(1), targets, len(stream.names)), strict=True)
+    temperature = fit_temperature(scores, targets)
+    before, after = (calibration_error(torch.softmax(scores / t, 1), targets) for t in (1.0, temperature))
+    return {
+        "new": float(new.mean()),
+        "old": float(old.mean()) if len(old) else None,
+        "per_class": {name: share / 100 for name, share in by_class if share is not None},
+        "temperature": temperature,
+        "ece": [round(before, 4), round(after, 4)],
+    }
+
+
+def as_table(history: list[dict[str, Any]]) -> str:
+    """For notebooks: a row for each call."""
+    cells = [
+        (n, ", ".join(call["classes"]), call["examples"], percent(call["new"]), percent(call["old"]))
+        for n, call in enumerate(history, start=1)
+    ]
+    head = ("call", "classes", "examples", "of these known", "of the memory's old ones known")
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in cells)
+    titles = "".join(f"<th>{title}</th>" for title in head)
+    return f"<table><tr>{titles}</tr>{rows}</table>"
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def tell(call: dict[str, Any], train: Training) -> None:
+    """What was chosen in a line, and a warning if little was learned."""
+    rates = ", ".join(f"{rate} ({worth:.0%})" for rate, worth in call["rates"].items())
+    logging.getLogger("bace").info(
+        f"{call['examples']} examples of {len(call['classes'])} classes: batches of {train.batch_size}, {train.epochs} "
+        f"epochs, {call['steps']} steps, rate {train.lr:g}{f' of {rates}' if rates else ''}; known after it: "
+        f"{percent(call['new'])} of the new, {percent(call['old'])} of the old"
+    )
+    if call["new"] is not None and call["new"] < LOW:
+        warnings.warn(
+            f"after this call the learner knows {call['new']:.0%} of its own training examples: give more steps "
+            f"(train.epochs, now {train.epochs}), another rate (train.lr, now {train.lr:g}), or more examples; epochs "
+            "and rate that you leave out are chosen",
+            stacklevel=3,
+        )
+    if call["old"] is not None and call["old"] < LOW:
+        warnings.warn(
+            f"after this call the learner knows {call['old']:.0%} of the old examples in its memory: give it a larger "
+            f"memory, a lower rate (train.lr, now {train.lr:g}), or a method that forgets less",
+            stacklevel=3,
+        )
+    if call["steps"] <= train.epochs and call["steps"] < choose.STEPS:
+        warnings.warn(
+            f"an epoch is one step, with {call['examples']} examples in batches of {train.batch_size}: lower "
+            "train.batch_size, or leave it out",
+            stacklevel=3,
+        )
+
+
+def without_class(history: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The records without the class; one that tells of nothing else is left out."""
+
+    def scrubbed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: entry for key, entry in value.items() if key != name}
+        return [entry for entry in value if entry != name] if isinstance(value, list) else value
+
+    records = [{key: v if key in OF_SETTINGS else scrubbed(v) for key, v in call.items()} for call in history]
+    return [call for call in records if call["classes"]]

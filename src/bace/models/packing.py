@@ -1,0 +1,132 @@
+"""What a saved model needs of its encoder beside the weights: its configuration, its tokenizer, its identity.
+
+The weights of the encoder are among the tensors of the model. With what is packed here a model loads on a machine that
+has neither the encoder's files nor a network. Nothing of it is code: configurations and tokenizers are JSON, and the
+class is one of `FAMILIES`.
+"""
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+
+from bace.data.modalities.text import KeptTokenizer, tokenizer_of
+from bace.errors import CheckpointError
+from bace.models import prefix_attention
+from bace.models.backbones import backbone_path
+from bace.models.encoder import Encoder
+from bace.models.image_encoder import ImageEncoder
+from bace.models.loading import FAMILIES
+from bace.models.model import parameter_count
+from bace.models.pooling import Pooling
+from bace.models.text_encoder import TextEncoder
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+MOST_LAYERS = 1000  # of an encoder in a stranger's file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """An encoder without its weights.
+
+    name, revision, sha256: which pre-trained one it is: as the user called it, the hub's commit if it came from there,
+        and the hash of its weights.
+    config: as in transformers' config.json.
+    image_size, mean, std: how pictures are prepared.
+    pooling, normalised: what the feature of a text is.
+    tokenizer: the contents of its files.
+    """
+
+    name: str
+    revision: str | None = None
+    sha256: str
+    config: dict[str, Any]
+    image_size: int | None = None
+    mean: Sequence[float] = ()
+    std: Sequence[float] = ()
+    pooling: str = "class"
+    normalised: bool = False
+    tokenizer: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not set(TOKENIZER_FILES).issuperset(self.tokenizer):
+            raise ValueError(f"'tokenizer' has other files than {', '.join(TOKENIZER_FILES)}")
+        if self.pooling not in get_args(Pooling):
+            raise ValueError(f"'pooling' is '{self.pooling}', none of {', '.join(get_args(Pooling))}")
+
+
+def pack(encoder: Encoder, name: str) -> Packed | None:
+    """An encoder as it was loaded from the backbone of this name, before anything is trained or added; None for one
+    that a program has made itself (`OWN`)."""
+    if type(encoder) not in FAMILIES.values():
+        return None
+    config = {key: value for key, value in encoder.config.to_dict().items() if key not in ("_name_or_path", "auto_map")}
+    about: dict[str, Any] = {"name": name, "config": json.loads(json.dumps(config, default=str))}
+    about |= {"revision": revision(name), "sha256": weights_hash(encoder)}
+    if isinstance(encoder, ImageEncoder):
+        about |= {"image_size": encoder.image_size, "mean": encoder.mean, "std": encoder.std}
+    if isinstance(encoder, TextEncoder):
+        about |= {"pooling": encoder.pooling, "normalised": encoder.normalised}
+        about["tokenizer"] = tokenizer_files(tokenizer_of(encoder))
+    return Packed(**about)
+
+
+def unpack(packed: Packed, most: int) -> Encoder:
+    """The encoder with weights that are yet to be filled in; it has at most so many."""
+    import transformers
+
+    family = FAMILIES[packed.config["model_type"]]
+    kind = getattr(transformers, family.transformers_class)
+    config = kind.config_class.from_dict(packed.config)
+    options: dict[str, Any] = {"add_pooling_layer": False} if family.has_pooler else {}
+    options["attn_implementation"] = prefix_attention.register() if family.takes_prefixes else family.attention
+    if not 0 < config.num_hidden_layers <= MOST_LAYERS:
+        raise CheckpointError(f"its encoder has {config.num_hidden_layers} layers: at most {MOST_LAYERS} are read")
+    with torch.device("meta"):  # counted before there is any memory for them
+        count = parameter_count(kind._from_config(config, **options))
+    if count > most:
+        raise CheckpointError(f"its encoder has {count:,} parameters, but there are {most:,} numbers in the file")
+    model = kind._from_config(config, dtype=torch.get_default_dtype(), **options)
+    if issubclass(family, ImageEncoder):
+        preparation = {"image_mean": list(packed.mean), "image_std": list(packed.std)}
+        return family(model, preparation, packed.image_size).eval()
+    encoder = family(model).eval()
+    encoder.pooling, encoder.normalised = cast(Pooling, packed.pooling), packed.normalised
+    encoder.tokenizer = KeptTokenizer(read_tokenizer(packed.tokenizer))
+    return encoder
+
+
+def revision(name: str) -> str | None:
+    """The commit of a backbone that came from the hub, from the place where it is cached."""
+    found = re.search(r"/snapshots/([0-9a-f]{40})", backbone_path(name).as_posix())
+    return found[1] if found else None
+
+
+def weights_hash(encoder: Encoder) -> str:
+    total = hashlib.sha256()
+    for name, value in sorted(encoder.state_dict().items()):
+        total.update(name.encode())
+        total.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def tokenizer_files(tokenizer: Any) -> dict[str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        found = {name: Path(folder, name) for name in TOKENIZER_FILES}
+        return {name: path.read_text(encoding="utf-8") for name, path in found.items() if path.exists()}
+
+
+def read_tokenizer(files: dict[str, str]) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            Path(folder, name).write_text(text, encoding="utf-8")
+        return PreTrainedTokenizerFast.from_pretrained(folder)

@@ -1,0 +1,74 @@
+"""Learner("auto"): the method is the best that was measured for data like the first call's, and stays."""
+
+import json
+import logging
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+from checks import shown_examples, training_examples
+from sklearn.base import clone
+
+import bace
+from bace.errors import ConfigError
+from bace.learner.auto import CANDIDATES, MEASURED, choose_method
+from bace.methods import find_method
+
+CELLS = json.loads((Path(__file__).parents[1] / "benchmarks" / "auto.json").read_text())
+
+
+def test_the_table_is_what_was_measured() -> None:
+    found: dict[Any, list[float]] = defaultdict(list)
+    for cell in CELLS:
+        found[cell["modality"], cell["examples"], cell["method"]].append(100 * mean(cell["scores"]))
+    for modality, sizes in MEASURED.items():
+        sets = {cell["set"] for cell in CELLS if cell["modality"] == modality}
+        for size, methods in sizes.items():
+            for method, score in methods.items():
+                scores = found[modality, size, method]
+                assert len(scores) == len(sets), (modality, size, method)
+                assert score == pytest.approx(mean(scores), abs=0.06), (modality, size, method)
+
+
+@pytest.mark.parametrize("modality", ["image", "text", "token"])
+def test_every_choice_takes_known_classes_and_can_forget(modality: str) -> None:
+    for examples in (1, 8, 20, 100, 5000):
+        method, why = choose_method(modality, examples)
+        made = find_method(method["name"])(**{name: value for name, value in method.items() if name != "name"})
+        assert made.takes_known
+        assert made.cannot_forget is None
+        assert modality in made.modalities
+        assert why.startswith(f"{made.title}, which is best")
+
+
+def test_the_nearest_size_counts() -> None:
+    sizes = sorted(MEASURED["image"])
+    for size in sizes:
+        best = max(CANDIDATES, key=lambda name, n=size: MEASURED["image"][n][name])
+        assert choose_method("image", 1.4 * size)[0] == CANDIDATES[best]
+    assert "SimpleCIL" in choose_method("vector", 3)[1]
+
+
+def test_it_is_the_default_and_says_what_it_took(tiny: Any, tmp_path: Path, caplog: Any) -> None:
+    learner = bace.Learner(backbone=tiny.vit)
+    with caplog.at_level(logging.INFO, "bace"):
+        learner.partial_fit(*training_examples(tiny, "image", (0, 1)))
+    taken = learner.history_[0]["method"]
+    assert learner.method is not None
+    assert taken.startswith(learner.method.title)
+    assert f"the method is {taken}" in caplog.text
+    learner.partial_fit(*training_examples(tiny, "image", (2, 3)))
+    assert "method" not in learner.history_[1]
+    learner.save(tmp_path)
+    loaded = bace.Learner.load(tmp_path)
+    x, _ = shown_examples(tiny, "image")
+    assert loaded.predict(x) == learner.predict(x)
+    assert loaded.get_params()["method"] == clone(learner).get_params()["method"] == "auto"
+    assert loaded.partial_fit(*training_examples(tiny, "image", (4,))).classes_ == list(tiny.classes)
+
+
+def test_wrong_settings_are_refused_before_a_method_is_chosen() -> None:
+    with pytest.raises(ConfigError, match="no setting 'sead'"):
+        bace.Learner(sead=3)
