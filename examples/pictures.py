@@ -2,7 +2,7 @@
 
 The same on the command line, with the folders that this example writes:
 
-    bace learn model digits/january --new --method slda --backbone digits-vit
+    bace learn model digits/january --new --backbone digits-vit
     bace learn model digits/february
     bace predict model digits/february/test/7
 """
@@ -29,7 +29,7 @@ def accuracy(learner: bace.Learner, month: str) -> str:
     return f"{learner.score(pictures, [picture.parent.name for picture in pictures]):.1%}"
 
 
-learner = bace.Learner("slda", backbone="digits-vit")  # a method that keeps statistics of the features, and no pictures
+learner = bace.Learner(backbone="digits-vit")  # it chooses a method that suits the data
 learner.partial_fit("digits/january")
 print(f"after January: {accuracy(learner, 'january')} of January's test pictures are recognised")
 learner.save("pictures-model")

@@ -2,7 +2,7 @@
 
 The same on the command line, with the files that this example writes:
 
-    bace learn model questions/january.csv --new --method simplecil --backbone minilm
+    bace learn model questions/january.csv --new --backbone minilm
     bace learn model questions/february.csv
     bace predict model questions/test.csv
 
@@ -113,7 +113,7 @@ def accuracy(learner: bace.Learner, month: str) -> str:
     return f"{learner.score(texts, topics):.1%}"
 
 
-learner = bace.Learner("simplecil", backbone="minilm")  # a method that keeps the mean feature of a class, and no texts
+learner = bace.Learner(backbone="minilm")  # it chooses a method that suits the data
 learner.partial_fit("questions/january.csv")
 print(f"after January: {accuracy(learner, 'january')} of January's test questions are sorted correctly")
 learner.save("texts-model")

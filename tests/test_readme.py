@@ -37,3 +37,7 @@ def test_every_link_of_the_readme_leads_to_a_file() -> None:
     links = re.findall(r"\]\((?!https?:)([^)]+)\)", README)
     assert links
     assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
+
+
+def test_the_learner_of_the_readme_is_that_of_an_example() -> None:
+    assert code_with("Learner.load") in (ROOT / "examples" / "pictures.py").read_text()
