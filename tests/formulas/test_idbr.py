@@ -92,11 +92,11 @@ def read_by(method: Any) -> Any:
     given: list[tuple[list[int], list[int]]] = []
     forward = method.model.encoder.forward
 
-    def noted(inputs: dict[str, Tensor], *rest: Any) -> Any:
+    def noted(inputs: dict[str, Tensor], *rest: Any, **options: Any) -> Any:
         for i in range(len(inputs["input_ids"])):
             ids = tokens(inputs, i)
             given.append((ids, inputs["token_type_ids"][i].tolist()[: len(ids)]))
-        return forward(inputs, *rest)
+        return forward(inputs, *rest, **options)
 
     method.model.encoder.forward = noted
     return given
@@ -173,7 +173,7 @@ def test_an_encoder_of_one_token_type_is_given_none(tiny: Any) -> None:
     method.model.encoder.embeddings.token_type_embeddings = torch.nn.Embedding(1, 16)
     given: list[set[str]] = []
     forward = method.model.encoder.forward
-    method.model.encoder.forward = lambda inputs, *rest: given.append(set(inputs)) or forward(inputs, *rest)
+    method.model.encoder.forward = lambda inputs, **options: given.append(set(inputs)) or forward(inputs, **options)
     method.loss(next(iter(method.expand(some(method)))))
     assert given == [{"input_ids", "attention_mask"}]
 

@@ -259,13 +259,16 @@ class Encoder(nn.Module):
     ) -> Tensor:  # (examples, 1, width)
         """What the last block makes of the class token: of the others it needs keys and values alone, which stand
         before its own as prefixes do. So the block costs a sixth. Only where `shortens`."""
-        module, others = self.blocks[block] if isinstance(block, int) else block, hidden[:, 1:]
+        module = self.blocks[block] if isinstance(block, int) else block
+        # contiguous, because torch multiplies a strided input in another order if the weights ask for no gradient:
+        # student and frozen teacher would differ in the last digit
+        own, others = hidden[:, :1].contiguous(), hidden[:, 1:].contiguous()
         if self.attention_norm is not None:
             others = module.get_submodule(self.attention_norm)(others)
         prefix = (module.get_submodule(self.key)(others), module.get_submodule(self.query_and_value[1])(others))
         if mask is not None:
             mask = torch.cat([mask[..., 1:], mask[..., :1]], -1)
-        return self.run_block(block, hidden[:, :1], mask, prefix)
+        return self.run_block(block, own, mask, prefix)
 
     @contextmanager
     def uncached(self) -> Iterator[None]:
