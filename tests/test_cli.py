@@ -617,8 +617,8 @@ def test_predict_names_the_class_of_each_picture(
     expected = bace.load(str(runs["image"])).predict(files)
     assert [row["where"] for row in rows] == files
     assert [row["class"] for row in rows] == expected
-    assert all(1 / 5 <= row["score"] <= 1 for row in rows)  # a share of the soft-max over five classes
-    assert lines == [[row["where"], row["class"], str(row["score"])] for row in rows]
+    assert all(1 / 5 <= row["probability"] <= 1 for row in rows)  # a share of the soft-max over five classes
+    assert lines == [[row["where"], row["class"], str(row["probability"])] for row in rows]
 
 
 def test_predicting_the_test_set_gives_the_accuracy_of_the_run(

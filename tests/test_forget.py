@@ -176,3 +176,27 @@ def test_an_exported_model_has_no_column_for_it(tiny: Any, tmp_path: Path) -> No
     files = {"bace.json": ""}
     torch.export.load(tmp_path / "model.pt2", extra_files=files)
     assert json.loads(files["bace.json"])["classes"] == ["ant", "bee", "dog"]
+
+
+@pytest.mark.parametrize("method", ["simplecil", "er"])
+def test_probabilities_after_a_forgotten_class_are_as_sharp_as_before(tiny: Any, method: str) -> None:
+    learner = taught(tiny, "text", method)
+    learner.forget("okapi")
+    learner.partial_fit(*examples(tiny, "text", (4,)))
+    x, _ = training_examples(tiny, "text", (0, 1))
+    shares = learner.predict_proba(x)
+    assert shares.shape[1] == 4
+    assert shares.max(1).mean() > 0.4  # not a quarter for each of the four
+    assert learner.describe(x)[0]["probability"] == pytest.approx(shares[0].max(), abs=1e-4)
+    assert learner.history_[-1]["temperature"] < 100
+
+
+def test_a_class_that_cannot_be_forgotten_now_changes_nothing(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = taught(tiny, "image", "er", ((0, 1),))
+    x, _ = shown_examples(tiny, "image")
+    before = learner.scores(x)
+    monkeypatch.setattr(bace.Learner, "_restore", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        learner.forget("ant")
+    assert learner.classes_ == ["ant", "bee"]
+    torch.testing.assert_close(learner.scores(x), before, rtol=0, atol=0)

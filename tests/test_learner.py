@@ -313,3 +313,33 @@ def test_a_finished_run_loads_and_keeps_the_names_of_its_classes(tiny: Any, tmp_
     assert sorted(loaded.classes_) == sorted(TYPES)
     x, _ = shown_examples(tiny, "token")
     assert [len(tags) for tags in loaded.predict(x)] == [len(words) for words in x]
+
+
+def test_what_is_interrupted_after_training_leaves_the_learner_as_before(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = bace.Learner("er", backbone=tiny.vit, memory=6, **{"train.epochs": 1, "train.lr": 0.01})
+    learner.partial_fit(*training_examples(tiny, "image", (0, 1)))
+    x, _ = shown_examples(tiny, "image")
+    before = learner.scores(x)
+    with monkeypatch.context() as patch:
+        patch.setattr("bace.learner.take_stock", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            learner.partial_fit(*training_examples(tiny, "image", (2, 3)))
+    assert len(learner.classes_) == 2
+    torch.testing.assert_close(learner.scores(x), before, rtol=0, atol=0)
+    learner.partial_fit(*training_examples(tiny, "image", (2, 3)))
+    assert len(learner.classes_) == 4
+
+
+def test_a_probability_that_is_none_and_labels_that_are_missing_are_refused(tiny: Any) -> None:
+    learner = bace.Learner("simplecil", backbone=tiny.vit)
+    x, y = training_examples(tiny, "image", (0, 1))
+    learner.partial_fit(x, y)
+    assert learner.history_[0]["steps"] == 0
+    assert not {"train.epochs", "train.lr"} & set(learner.history_[0]["settings"])
+    for reject in (1.5, -0.1, "a"):
+        with pytest.raises(ConfigError, match="from 0 to 1"):
+            learner.predict(x, reject=reject)
+    with pytest.raises(DataError, match=f"{len(x)} examples .* but 1 labels"):
+        learner.score(x, y[:1])

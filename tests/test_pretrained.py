@@ -1,6 +1,8 @@
 """A saved learner is a model that others can use: its folder needs nothing else, and the hub understands it."""
 
+import contextlib
 import json
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from conftest import Tiny
 from huggingface_hub import HfApi
 
 import bace
+from bace.errors import BaceError
 
 QUICK = {"train.epochs": 2, "train.batch_size": 8, "train.lr": 0.01, "memory": 10}
 BACKBONES = {"image": "vit", "text": "bert", "token": "bert"}
@@ -106,3 +109,56 @@ def test_parameters_survive(models: Any) -> None:
     assert repr(learner).startswith("<Learner('er', backbone.name=")
     x = np.zeros((2, 8, 8, 3), dtype=np.uint8)
     assert learner.decision_function(x).shape == (2, 2)
+
+
+# -- a stranger's folder
+
+
+def forged(folder: Path, to: Path, change: Any) -> Path:
+    """A copy of a model whose state.json was changed, with the right check sums."""
+    from bace.core import checkpoint
+
+    shutil.copytree(folder, to)
+    tensors, state = checkpoint.load(to) or pytest.fail("no model")
+    change(state)
+    shutil.rmtree(to)
+    checkpoint.save(to, tensors, state, keep=1)
+    return to
+
+
+def test_a_config_beside_the_model_cannot_ask_for_trust(
+    models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ModelHubMixin would pass its entries on as arguments."""
+
+    def change(state: dict[str, Any]) -> None:
+        state["given"]["method"] = "evilmethod.Evil"
+
+    folder = forged(models["image"][0], tmp_path / "model", change)
+    (folder / "config.json").write_text('{"trust": true, "model_id": "other"}')
+    (folder / "evilmethod.py").write_text("raise SystemExit('code was run')")
+    monkeypatch.chdir(folder)
+    with pytest.raises(BaceError, match="evilmethod"):
+        bace.Learner.from_pretrained(str(folder))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["encoder"]["config"].update(num_labels=10**9),  # dropped: the model opens
+        lambda state: state["encoder"].update(image_size=10**7),
+        lambda state: state["encoder"]["config"].update(hidden_size=10**6),
+        lambda state: state["given"].update(method={"name": "RanPAC", "M": 60_000}),
+    ],
+)
+def test_forged_sizes_take_no_memory(models: Any, tmp_path: Path, change: Any) -> None:
+    folder = forged(models["image"][0], tmp_path / "model", change)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.suppress(BaceError):
+        assert bace.Learner.load(folder).classes_ == ["ant", "bee"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+
+
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(BaceError, match="there is no folder 'nowhere'"):
+        bace.Learner.from_pretrained("nowhere")

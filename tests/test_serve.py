@@ -246,6 +246,9 @@ BAD: list[tuple[str, str, bytes, dict[str, str], int, str]] = [
     ("text", "", b"\n\n", PLAIN, 422, "no examples"),
     ("text", "", b"a\n" * 21, PLAIN, 413, "more than 20 examples"),
     ("text", "", b"text\na", {"Content-Type": "text/csv"}, 415, "is a table"),
+    ("text", "", b"<a/>", {"Content-Type": "application/xml"}, 415, "'application/xml' is not read"),
+    ("text", "", b'{"inputs": []}', {}, 422, "no examples"),
+    ("text", "", b'{"inputs": []}', {"Content-Type": "Application/vnd.api+JSON; x=y"}, 422, "no examples"),
     ("text", "", *form(b"text\na", name="a.csv"), 415, "'a.csv' is a table"),
     ("text", "", *form(grey()), 422, "takes texts"),
     ("token", "", inputs([]), JSON, 422, "empty"),
@@ -438,7 +441,7 @@ def test_the_command_says_what_is_wrong(
     assert main(["serve", folder, "--batch", "0"]) == 2
     assert "--batch is 0" in capsys.readouterr().err
     assert main(["serve", str(tmp_path), "--port", "0"]) == 2
-    assert "is not a run folder" in capsys.readouterr().err
+    assert "neither a run folder nor" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "bace.serving.server", None)
     assert main(["serve", folder]) == 2
     assert "bace-cil[serve]" in capsys.readouterr().err

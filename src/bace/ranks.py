@@ -58,7 +58,7 @@ def joined(device: str) -> Iterator[None]:
     if on_gpus:
         if device not in ("auto", "cuda"):
             raise ConfigError(f"train.device is '{device}', but every process takes a GPU of its own: leave it at auto")
-        if (own := int(os.environ["LOCAL_RANK"])) >= (gpus := torch.cuda.device_count()):
+        if (own := int(os.environ.get("LOCAL_RANK", "0"))) >= (gpus := torch.cuda.device_count()):
             raise ConfigError(f"there are more processes on this machine than GPUs ({gpus}): use train.devices {gpus}")
         torch.cuda.set_device(own)
     store, rank, count = next(rendezvous("env://"))

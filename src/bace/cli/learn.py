@@ -50,6 +50,8 @@ def command(
         learner = Learner(**{**from_file(config, trust=trust), **given})
     elif given or config:
         raise ConfigError("--method, --backbone, --memory and --config are settings of a new model: add --new")
+    elif not model.exists():
+        raise ConfigError(f"there is no model '{model}': add --new to begin one")
     else:
         learner = Learner.load(model, trust=trust)
     table = read(
@@ -61,6 +63,8 @@ def command(
     )
     tell(f"learning {len(table)} {table.modality.plural} of {', '.join(table.names)}")
     learner.partial_fit(table.inputs, table.labels)
+    if new and method is None:
+        tell(f"the method is {learner.history_[0]['method']}")
     learner.save(model)
     print(f"{model} knows {len(learner.classes_)} classes: {', '.join(map(str, learner.classes_))}")
 

@@ -45,6 +45,8 @@ def command(
     for name, value in {"batch": batch, "max_body": max_body, "max_examples": max_examples}.items():
         if value < 1:
             raise ConfigError(f"--{name} is {value}: it must be at least 1")
+    if watch < 0:
+        raise ConfigError(f"--watch is {watch}: it must be at least 0")
     with suppress(KeyboardInterrupt):  # Ctrl-C, once the server has closed
         serve(
             model,

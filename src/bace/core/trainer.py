@@ -103,6 +103,7 @@ class Trainer:
         self.clock = self.spent()
         self.began: tuple[float, float] | None = None  # the time of this process's first step, and the share done then
         self.loss: float | None = None  # of the last epoch
+        self.optimised = False  # whether a stage with an optimiser was trained
 
     # -- the main path
 
@@ -168,6 +169,7 @@ class Trainer:
         now.epochs = stage.epochs = max(stage.epochs, -(-stage.min_steps // max(now.steps, 1)))
         with resting(module, parameters):
             self.optimiser = self.begin_optimiser(stage, groups) if stage.optimise else None
+            self.optimised |= stage.optimise
             self.restored = None
             for now.epoch in range(first_epoch, stage.epochs):
                 now.step = 0

@@ -272,9 +272,10 @@ class Modality:
         return self.columns(found, given, label, asked=True)[0]
 
     def describe(self, examples: Sequence[Any], scores: Scorer, names: Sequence[Any]) -> list[dict[str, Any]]:
-        """What `bace predict` says of each of these examples."""
+        """What `bace predict` says of each of these examples: its class, and the probability of that."""
         share, best = torch.softmax(scores(examples), 1).max(1)
-        return [{"class": names[c], "score": round(s, 4)} for c, s in zip(best.tolist(), share.tolist(), strict=True)]
+        found = zip(best.tolist(), share.tolist(), strict=True)
+        return [{"class": names[c], "probability": round(p, 4)} for c, p in found]
 
     def view(self, data: Any, example: int, row: int, backbone: Callable[[], str]) -> dict[str, Any]:
         """What can be shown of an example and its row: an `image` (PNG in base64), or a `text`. `backbone` says

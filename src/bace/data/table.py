@@ -171,12 +171,14 @@ def as_inputs(
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "OU":
         inputs = inputs.tolist()
     if isinstance(inputs, str | bytes | Path | dict | Image.Image):
-        raise DataError(f"one {type(inputs).__name__} is not a list of examples. Put it in a list; files go to read().")
+        raise DataError(
+            f"one {type(inputs).__name__} is not a list of examples: put it in a list. `bace predict` reads files"
+        )
     array = inputs if isinstance(inputs, np.ndarray | Tensor) else None
     items = list(inputs) if array is None else []
     if array.shape[:1] == (0,) if array is not None else not items:
         raise DataError(f"there are no examples: the {'list' if array is None else 'array'} is empty.")
-    named = array is None and MODALITIES["image"].recognises(items) and Path(items[0]).is_file()
+    named = array is None and MODALITIES["image"].recognises(items) and is_file(items[0])
     if named and asked and not asked.picture_input:
         raise DataError(f"these are pictures, and this model takes {asked.plural}: choose another model for them")
     recognised = (known for known in MODALITIES.values() if known.recognises(items if array is None else array))
@@ -185,6 +187,13 @@ def as_inputs(
         return found, found.from_array(array, pictures)
     column = found.input_names[0]
     return found, cast(InMemory, found.read(in_memory(items, column), [column], range(len(items)), pictures))
+
+
+def is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:  # too long for a name
+        return False
 
 
 def unlabelled(

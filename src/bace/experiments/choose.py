@@ -98,10 +98,7 @@ def steps_of_epoch(method: Method, batch_size: int, examples: int) -> int:
 class Trial(Trainer):
     """A few steps of each stage."""
 
-    optimised = False  # whether there was a stage with an optimiser
-
     def train(self, stage: Stage, stages: int) -> None:
-        self.optimised |= stage.optimise
         stage.epochs, stage.min_steps = min(stage.epochs, self.config.train.epochs), 0
         super().train(stage, stages)
 

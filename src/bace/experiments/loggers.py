@@ -105,6 +105,7 @@ def wandb(folder: Path, run: Description, name: str) -> Sink:
 def mlflow(folder: Path, run: Description, name: str) -> Sink:
     """A run in mlflow.db of the run folder, or where MLFLOW_TRACKING_URI says."""
     from mlflow.entities import Metric, Param
+    from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every table that it makes
@@ -113,7 +114,13 @@ def mlflow(folder: Path, run: Description, name: str) -> Sink:
     project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     found = client.get_experiment_by_name(project)
     place = None if "MLFLOW_TRACKING_URI" in os.environ else (folder.resolve() / "mlartifacts").as_uri()
-    experiment = found.experiment_id if found else client.create_experiment(project, artifact_location=place)
+    if found is None:
+        with contextlib.suppress(MlflowException):  # another run of a comparison may have made it since
+            client.create_experiment(project, artifact_location=place)
+        found = client.get_experiment_by_name(project)
+    if found is None or found.lifecycle_stage != "active":
+        raise ConfigError(f"the experiment '{project}' was deleted: restore it, or set MLFLOW_EXPERIMENT_NAME")
+    experiment = found.experiment_id
     before = client.search_runs([experiment], f"tags.`bace.id` = '{name}'")
     if before:
         number = before[0].info.run_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 UNKNOWN = "unknown"
+LARGER = 4  # times the numbers in its file a model may need while it learns: teachers and the like are not saved
 
 
 class Learner(ModelHubMixin):
@@ -153,19 +155,23 @@ class Learner(ModelHubMixin):
             chosen, record = self._choose_training(method, stream, config)
             config = self._configured(table.modality.name, views | chosen)
             method.training_settings = config.train
-            Trainer(method, stream, config).learn(stream[-1])
+            trainer = Trainer(method, stream, config)
+            trainer.learn(stream[-1])
+            stock = take_stock(method, stream)
         except BaseException:  # also when interrupted: half a task learned is no use
             if before is not None:
                 self.method = None
                 self._restore(before)
             raise
+        if not trainer.optimised:  # nothing that was chosen for training has been used
+            chosen, record = {}, {"steps": 0, "rates": {}}
         self.config, self.modality, self.tasks, self.method = config, table.modality.name, tasks, method
         self._views, self._chosen, self._packed = views, views | chosen, packed
         self.picture = table.modality.picture(stream.data)
         self._numbers |= {str(label) for label in ([] if y is None else _labels(y)) if isinstance(label, int)}
         learned = {"classes": table.names, "known": known, "examples": len(table), "settings": views | chosen}
         learned |= {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "counts": table.counts()}
-        self.history_.append({**learned, **told, **record, **take_stock(method, stream)})
+        self.history_.append({**learned, **told, **record, **stock})
         self._temperature = self.history_[-1].get("temperature", 1.0)
         tell(self.history_[-1], config.train)
         self._keep(stream)
@@ -191,6 +197,14 @@ class Learner(ModelHubMixin):
                 f"{self.method.title} cannot forget a class: {why}. Teach a new learner without '{gone}'; SimpleCIL, "
                 "FeCAM and SLDA with `forgettable`, and methods with a memory, can forget"
             )
+        changed = copy.deepcopy(self)  # if it fails, the learner is as before
+        changed._without(modality, gone)
+        vars(self).update(vars(changed))
+        return self
+
+    def _without(self, modality: Modality, gone: str) -> None:
+        """Remove a class from everything that is kept."""
+        assert self.method is not None
         stream = self._kept_stream()
         classes = [c for c in stream.known if gone in modality.own_names([stream.names[c]])]
         rows = torch.nonzero(torch.isin(self._kept_targets, torch.tensor(classes))).flatten()
@@ -203,7 +217,6 @@ class Learner(ModelHubMixin):
         self.history_ = without_class(self.history_, gone)
         state, self.method = self.method.state_dict(), None
         self._restore(state)  # a new object: nothing that the method has computed and kept is left
-        return self
 
     def predict(self, x: Any, reject: float | None = None) -> list[Any]:
         """The class of each example, named as it was given. Of sentences: the tag of each word where they are lists of
@@ -215,6 +228,8 @@ class Learner(ModelHubMixin):
         modality = self._taught()
         if reject is None:
             return modality.show(x, self.scores, self._given_names())
+        if not isinstance(reject, int | float) or not 0 <= reject <= 1:
+            raise ConfigError(f"reject is {reject!r}: it must be a probability, from 0 to 1")
         scores = torch.from_numpy(self.decision_function(x))  # passed once for both
         predicted, confidence = (
             modality.show(x, lambda _: scores, self._given_names()),
@@ -239,13 +254,16 @@ class Learner(ModelHubMixin):
         predicted, wanted = self.predict(x), _labels(y)
         if not self._taught().one_label:
             predicted, wanted = ([tag for tags in all_tags for tag in tags] for all_tags in (predicted, wanted))
+        if len(predicted) != len(wanted):
+            raise DataError(f"there are {len(predicted)} examples (for sentences, words), but {len(wanted)} labels")
         pairs = [str(one) == str(other) for one, other in zip(predicted, wanted, strict=True)]
         return sum(pairs) / len(pairs)
 
     def describe(self, x: Sequence[Any]) -> list[dict[str, Any]]:
-        """What `bace predict` says of each example: its class and the score of that; of sentences, which are strings,
-        their words, tags and entities."""
-        return self._taught().describe(x, self.scores, self._given_names())
+        """What `bace predict` says of each example: its class and the probability of that (`predict_proba`). For
+        sentences, which are strings, it says their words, tags and entities."""
+        modality = self._taught()
+        return modality.describe(x, self._tempered if modality.one_label else self.scores, self._given_names())
 
     def entities(self, x: Sequence[str | Sequence[str]]) -> list[list[Span]]:
         """The entities of each sentence, as (start, end, type, text) with positions in characters.
@@ -344,29 +362,32 @@ class Learner(ModelHubMixin):
         self.save(save_directory)
 
     @classmethod
-    def _from_pretrained(
+    def from_pretrained(  # type: ignore[override]
         cls,
+        pretrained_model_name_or_path: str | Path,
         *,
-        model_id: str,
+        trust: bool = False,
         revision: str | None = None,
         cache_dir: str | Path | None = None,
         force_download: bool = False,
         local_files_only: bool = False,
         token: str | bool | None = None,
-        trust: bool = False,
-        **others: Any,
     ) -> Self:
-        """For ModelHubMixin: `from_pretrained` opens a folder, or a model of the hub."""
-        folder = model_id
-        if not Path(model_id).is_dir():
-            folder = snapshot_download(
-                model_id,
+        """A saved learner from a folder, or from the hub; `trust` as in `load`. This is not ModelHubMixin's function,
+        which passes on what config.json says: a stranger's file must not answer for the user."""
+        folder = Path(pretrained_model_name_or_path)
+        if not folder.is_dir():
+            if str(folder).count("/") != 1:
+                raise CheckpointError(f"there is no folder '{folder}'; a model of the hub has the form owner/name")
+            found = snapshot_download(
+                str(pretrained_model_name_or_path),
                 revision=revision,
                 cache_dir=cache_dir,
                 force_download=force_download,
                 local_files_only=local_files_only,
                 token=token,
             )
+            folder = Path(found)
         return cls.load(folder, trust=trust)
 
     @classmethod
@@ -431,8 +452,17 @@ class Learner(ModelHubMixin):
         encoder = None if self._packed is None else unpack(self._packed, numbers)
         self.method = self._method_on(stream, self.config, encoder)
         self.method.now.end(stream[-1])
+        needed = max(self.method.needs(task.index)[0] for task in stream.tasks)
+        if needed > LARGER * numbers:  # before it is made: the settings may be a stranger's
+            raise CheckpointError(f"its settings ask for {needed:,} numbers, but there are {numbers:,} in the file")
         self.method.rebuild(stream.tasks)
         self.method.load_state_dict(state)
+
+    def _tempered(self, x: Any) -> Tensor:  # (examples, classes)
+        """Scores whose soft-max is the probabilities."""
+        scores = self.scores(x)
+        assert isinstance(scores, Tensor)
+        return finite(scores) / self._temperature
 
     def _probabilities(self, scores: Tensor) -> np.ndarray:  # (examples, classes) both
         return torch.softmax(finite(scores) / self._temperature, 1).numpy()

@@ -34,10 +34,12 @@ def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
     with stream.licence("what was learned", asked):
         parts, in_order = stream.bucketed(asked, method.training_settings.eval_batch_size)
         scores = in_order(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts]))
-    scores, targets = finite(stream.eligible(scores)), stream.targets[asked]
+    # a forgotten class has no column: a score of -inf would leave the others no temperature
+    scores, names = finite(scores[:, stream.known]), [stream.names[c] for c in stream.known]
+    targets = torch.searchsorted(torch.tensor(stream.known), stream.targets[asked])
     right = (scores.argmax(1) == targets).double()
     new, old = (right[torch.isin(asked, ids)] for ids in (shown, old))
-    by_class = zip(stream.names, per_class_accuracy(scores.argmax(1), targets, len(stream.names)), strict=True)
+    by_class = zip(names, per_class_accuracy(scores.argmax(1), targets, len(names)), strict=True)
     temperature = fit_temperature(scores, targets)
     before, after = (calibration_error(torch.softmax(scores / t, 1), targets) for t in (1.0, temperature))
     return {
@@ -68,17 +70,25 @@ def percent(share: float | None) -> str:
 def tell(call: dict[str, Any], train: Training) -> None:
     """What was chosen in a line, and a warning if little was learned."""
     rates = ", ".join(f"{rate} ({worth:.0%})" for rate, worth in call["rates"].items())
+    how = (
+        f"batches of {train.batch_size}, {train.epochs} epochs, {call['steps']} steps, rate {train.lr:g}"
+        f"{f' of {rates}' if rates else ''}"
+    )
+    how = how if call["steps"] else "statistics"
+    old = f", {percent(call['old'])} of the old ones in memory" if call["old"] is not None else ""
     logging.getLogger("bace").info(
-        f"{call['examples']} examples of {len(call['classes'])} classes: batches of {train.batch_size}, {train.epochs} "
-        f"epochs, {call['steps']} steps, rate {train.lr:g}{f' of {rates}' if rates else ''}; known after it: "
-        f"{percent(call['new'])} of the new, {percent(call['old'])} of the old"
+        f"{call['examples']} examples of {len(call['classes'])} classes: {how}; "
+        f"recognised after it: {percent(call['new'])} of the new examples{old}"
     )
     if call["new"] is not None and call["new"] < LOW:
+        remedy = (
+            f"give more steps (train.epochs, now {train.epochs}), another rate (train.lr, now {train.lr:g}), or more "
+            "examples; epochs and rate that you leave out are chosen"
+            if call["steps"]
+            else "give more examples, another backbone, or a method that trains the encoder (docs/which-method.md)"
+        )
         warnings.warn(
-            f"after this call the learner knows {call['new']:.0%} of its own training examples: give more steps "
-            f"(train.epochs, now {train.epochs}), another rate (train.lr, now {train.lr:g}), or more examples; epochs "
-            "and rate that you leave out are chosen",
-            stacklevel=3,
+            f"after this call the learner knows {call['new']:.0%} of its own training examples: {remedy}", stacklevel=3
         )
     if call["old"] is not None and call["old"] < LOW:
         warnings.warn(
@@ -86,7 +96,7 @@ def tell(call: dict[str, Any], train: Training) -> None:
             f"memory, a lower rate (train.lr, now {train.lr:g}), or a method that forgets less",
             stacklevel=3,
         )
-    if call["steps"] <= train.epochs and call["steps"] < choose.STEPS:
+    if 0 < call["steps"] <= train.epochs and call["steps"] < choose.STEPS:
         warnings.warn(
             f"an epoch is one step, with {call['examples']} examples in batches of {train.batch_size}: lower "
             "train.batch_size, or leave it out",

@@ -168,8 +168,9 @@ class MOS(Alignment):
             with self.adapters.of(index):
                 features.append(self.model(batch).features)
         first = cosines(features[0], self.first.means)
-        logits = torch.stack([self.predicting_head(f) for f in features], 1)  # (rows, tasks, seen)
-        found = refined(first.argmax(1), logits, self.tasks_of_classes(), self.rounds)
+        scores = [self.stream.eligible(self.predicting_head(f)) for f in features]
+        logits = torch.stack(scores, 1)  # (rows, tasks, seen)
+        found = refined(self.stream.eligible(first).argmax(1), logits, self.tasks_of_classes(), self.rounds)
         return found.softmax(1) + (len(features) * first).softmax(1).to(found)
 
     @property

@@ -29,7 +29,7 @@ class SEQ(Method):
 
     def __init__(self, span: Literal["seen", "new"] = "seen") -> None:
         super().__init__()
-        self.span, self.takes_known = span, span == "seen"
+        self.span, self.takes_known = span, type(self).takes_known and span == "seen"
 
     def loss(self, batch: Batch) -> Loss:
         return self.cross_entropy(self.model(batch).logits, batch.targets)

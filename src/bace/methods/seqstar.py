@@ -18,6 +18,8 @@ from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
 
+MOST_FUTURE = 100_000  # rows for classes to come
+
 
 class SEQStar(SEQ):
     """Fine-tune the encoder in the first epochs of the first task and freeze it for good. A task then learns nothing
@@ -61,11 +63,12 @@ class SEQStar(SEQ):
         future: int | None = None,
     ) -> None:
         super().__init__(span="seen")
-        if min(warmup_epochs, head_steps, future or 0) < 0 or head_epochs < 1 or min(head_lr, warmup_lr) <= 0:
+        if not 0 <= (future or 0) <= MOST_FUTURE:
+            raise ConfigError(f"SEQ*: future is {future}: it must lie between 0 and {MOST_FUTURE:,}")
+        if min(warmup_epochs, head_steps) < 0 or head_epochs < 1 or min(head_lr, warmup_lr) <= 0:
             raise ConfigError(
-                f"SEQ*: warmup_epochs ({warmup_epochs}), head_steps ({head_steps}) and future ({future}) must be at "
-                f"least 0, head_epochs ({head_epochs}) at least 1, head_lr ({head_lr}) and warmup_lr ({warmup_lr}) "
-                "above 0"
+                f"SEQ*: warmup_epochs ({warmup_epochs}) and head_steps ({head_steps}) must be at least 0, head_epochs "
+                f"({head_epochs}) at least 1, head_lr ({head_lr}) and warmup_lr ({warmup_lr}) above 0"
             )
         self.warmup_epochs, self.warmup_lr, self.future = warmup_epochs, warmup_lr, future
         self.head_epochs, self.head_lr, self.head_steps = head_epochs, head_lr, head_steps

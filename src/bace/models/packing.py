@@ -28,7 +28,10 @@ from bace.models.pooling import Pooling
 from bace.models.text_encoder import TextEncoder
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-MOST_LAYERS = 1000  # of an encoder in a stranger's file
+MOST_LAYERS, MOST_PIXELS = 1000, 4096  # layers, and pixels of a side, that an encoder in a stranger's file may have
+# of a configuration: where it came from, and labels of a classifier, which we have none of and of which a forged number
+# would take any amount of memory
+LEFT_OUT = ("_name_or_path", "auto_map", "num_labels", "id2label", "label2id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,8 @@ class Packed:
     def __post_init__(self) -> None:
         if not set(TOKENIZER_FILES).issuperset(self.tokenizer):
             raise ValueError(f"'tokenizer' has other files than {', '.join(TOKENIZER_FILES)}")
+        if self.image_size is not None and not 0 < self.image_size <= MOST_PIXELS:
+            raise ValueError(f"'image_size' is {self.image_size}: at most {MOST_PIXELS} pixels are read")
         if self.pooling not in get_args(Pooling):
             raise ValueError(f"'pooling' is '{self.pooling}', none of {', '.join(get_args(Pooling))}")
 
@@ -66,7 +71,7 @@ def pack(encoder: Encoder, name: str) -> Packed | None:
     that a program has made itself (`OWN`)."""
     if type(encoder) not in FAMILIES.values():
         return None
-    config = {key: value for key, value in encoder.config.to_dict().items() if key not in ("_name_or_path", "auto_map")}
+    config = {key: value for key, value in encoder.config.to_dict().items() if key not in LEFT_OUT}
     about: dict[str, Any] = {"name": name, "config": json.loads(json.dumps(config, default=str))}
     about |= {"revision": revision(name), "sha256": weights_hash(encoder)}
     if isinstance(encoder, ImageEncoder):
@@ -83,13 +88,13 @@ def unpack(packed: Packed, most: int) -> Encoder:
 
     family = FAMILIES[packed.config["model_type"]]
     kind = getattr(transformers, family.transformers_class)
-    config = kind.config_class.from_dict(packed.config)
+    config = kind.config_class.from_dict({key: value for key, value in packed.config.items() if key not in LEFT_OUT})
     options: dict[str, Any] = {"add_pooling_layer": False} if family.has_pooler else {}
     options["attn_implementation"] = prefix_attention.register() if family.takes_prefixes else family.attention
     if not 0 < config.num_hidden_layers <= MOST_LAYERS:
         raise CheckpointError(f"its encoder has {config.num_hidden_layers} layers: at most {MOST_LAYERS} are read")
     with torch.device("meta"):  # counted before there is any memory for them
-        count = parameter_count(kind._from_config(config, **options))
+        count = parameter_count(kind._from_config(config, dtype=torch.get_default_dtype(), **options))
     if count > most:
         raise CheckpointError(f"its encoder has {count:,} parameters, but there are {most:,} numbers in the file")
     model = kind._from_config(config, dtype=torch.get_default_dtype(), **options)
@@ -112,7 +117,7 @@ def weights_hash(encoder: Encoder) -> str:
     total = hashlib.sha256()
     for name, value in sorted(encoder.state_dict().items()):
         total.update(name.encode())
-        total.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 

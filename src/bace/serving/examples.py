@@ -19,6 +19,8 @@ from bace.errors import BaceError, DataError
 from bace.files import parse_json
 from bace.serving.served import Served
 
+UNTOLD = {"", "application/x-www-form-urlencoded"}  # types of clients that do not say what they send
+FILE_TYPES = {*UNTOLD, "text/plain", "application/octet-stream"}  # of a body that is one file
 MOST_LETTERS = 100_000  # of a text or sentence
 TABLES = {"text/csv", "text/tab-separated-values", "application/jsonl", "application/vnd.apache.parquet"}
 
@@ -52,6 +54,12 @@ async def read_body(request: Request, most: int) -> bytes:
     return bytes(body)
 
 
+def is_json(headers: Headers, body: bytes) -> bool:
+    """By its type or, if that says nothing (curl's, unless told otherwise), by its first letter."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind.endswith(("/json", "+json")) or (kind in UNTOLD and body.lstrip()[:1] == b"{")
+
+
 async def read_files(headers: Headers, body: bytes, most: int) -> list[tuple[str, bytes]]:
     """Name and content of each file in the body: of the parts of a form, or of the body itself."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -73,6 +81,9 @@ async def read_files(headers: Headers, body: bytes, most: int) -> list[tuple[str
         return found
     if kind in TABLES:
         raise Refused(415, f"a body of type {kind} is a table: send its examples as JSON, or use `bace predict`")
+    if kind not in FILE_TYPES and not kind.startswith("image/"):
+        known = "application/json, multipart/form-data, text/plain or image/*"
+        raise Refused(415, f"a body of type {kind!r:.100} is not read: say with Content-Type that it is {known}")
     return [("the body", body)]
 
 

@@ -1,5 +1,6 @@
 """The model that a server answers with, exchanged when its folder changes."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -100,7 +101,8 @@ class Watched:
 
     def _watch(self) -> None:
         while not self.closed.wait(self.every):
-            self.look()
+            with contextlib.suppress(OSError):  # whoever read what the server tells may be gone
+                self.look()
 
 
 def fingerprint(folder: Path) -> list[tuple[str, int, int, int]]:
@@ -110,7 +112,7 @@ def fingerprint(folder: Path) -> list[tuple[str, int, int, int]]:
         for name in FILES.intersection(names):
             try:
                 about = os.stat(path := os.path.join(place, name))
-            except FileNotFoundError:
-                continue  # being exchanged
+            except OSError:
+                continue  # being exchanged, or out of reach for a moment
             found.append((path, about.st_ino, about.st_mtime_ns, about.st_size))
     return sorted(found)

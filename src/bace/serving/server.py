@@ -23,7 +23,7 @@ from bace.errors import BaceError, ConfigError
 from bace.learner import Learner
 from bace.progress import tell
 from bace.serving.batching import Batcher, Overloaded
-from bace.serving.examples import Limits, Refused, from_files, from_json, read_body, read_files
+from bace.serving.examples import Limits, Refused, from_files, from_json, is_json, read_body, read_files
 from bace.serving.served import Watched
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -179,7 +179,7 @@ def add_predictions(app: FastAPI, watched: Watched, batcher: Batcher, limits: Li
         if reject is not None and not model.modality.one_label:
             raise Refused(422, "reject is for models of pictures and texts: sentences have no probabilities")
         body = await read_body(request, limits.body)
-        if request.headers.get("content-type", "").startswith("application/json"):
+        if is_json(request.headers, body):
             examples = await run_in_threadpool(from_json, model, body, limits)
         else:
             files = await read_files(request.headers, body, limits.examples)
