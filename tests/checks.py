@@ -254,8 +254,8 @@ def assert_forgets(learner: bace.Learner, name: Any, inputs: Any) -> None:
     assert name not in {tag[2:] if learner.modality == "token" else tag for tag in shown}
 
 
-# what was trained or drawn: encoders, prompts, projections and the like have sizes of their own
-WEIGHTS = re.compile(r"encoder|others|prompts|pool|projector|adapters")
+# what was trained or drawn, and inputs that are kept: encoders, prompts, projections and the like have their own sizes
+WEIGHTS = re.compile(r"encoder|others|prompts|pool|projector|adapters|^inputs")
 
 CHECKS = [
     check_learns_one_task,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from checks import short
 from device_reads import DEVICE, Device, watching
 
 from bace.config.parse import config_from
@@ -51,7 +52,7 @@ CASES = [
 @pytest.mark.parametrize(("method", "modality"), CASES)
 def test_no_step_waits_for_the_device(tiny, method, modality):
     changes = {"measure.fwt": False, "train.epochs": 1, "benchmark.tasks": 2 if modality == "token" else [3, 2]}
-    device = steps_watched(tiny.settings(modality, method=method, **changes))
+    device = steps_watched(tiny.settings(modality, method=short(method, epochs=1), **changes))
     places = {read.partition(" at ")[2].partition(":")[0] for read in device.reads}
     if expected := EXCEPTIONS.get(method if isinstance(method, str) else ""):
         assert places == {expected}

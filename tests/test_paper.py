@@ -369,7 +369,7 @@ def test_a_dry_run_prints_the_estimate_and_starts_nothing(capsys: pytest.Capture
     ("words", "complaint"),
     [
         (["run", "cifar10"], "Did you mean 'cifar100'"),
-        (["run"], "bace paper run needs ID: one ID"),
+        (["run"], "bace paper run needs ID: an ID"),
         (["run", "f1", "--scale", "tiny"], "it must be 'desk' or 'full'"),
         (["runn", "f1"], "Did you mean 'run'"),
         (["run", "f1", "--seeds", "0"], "at least 1"),

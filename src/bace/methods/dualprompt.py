@@ -176,7 +176,8 @@ class GeneralAndExpert(PrefixPrompts):
         chosen = newest if self.training else cosines.argmax(1)
         general = self.general.expand(query.shape[0], *self.general.shape)
         expert = torch.stack(list(self.expert))[chosen]  # (examples, blocks, 2, length, width)
-        by_block = [*general.unbind(1), *expert.unbind(1)]
+        # not by unbind, which torch.export cannot store for an encoder that has no block for the G-prompt
+        by_block = [prompt[:, i] for prompt in (general, expert) for i in range(prompt.shape[1])]
         prefixes = {block: (prompt[:, 0], prompt[:, 1]) for block, prompt in enumerate(by_block)}
         return prefixes, cosines.gather(1, chosen[:, None])
 

@@ -114,8 +114,8 @@ class PASS(Method):
     def prototype_loss(self, count: int) -> Tensor:
         """CE of g(mu_c + r e) for random old classes c, e ~ N(0, I). Only the head g gets a gradient."""
         rng = self.now.rng("prototypes")
-        known = torch.nonzero(self.prototypes.any(1)).flatten()  # not those that a Learner has forgotten
-        classes = known[torch.randint(len(known), (count,), generator=rng).to(known.device)]
+        old = torch.tensor([c for c in self.stream.known if c < len(self.prototypes)])  # none that were forgotten
+        classes = old[torch.randint(len(old), (count,), generator=rng)].to(self.prototypes.device)
         noise = torch.randn(count, self.prototypes.shape[1], generator=rng).to(self.prototypes)
         return self.cross_entropy(self.prototypes[classes] + self.radius * noise, self.head.views * classes)
 
