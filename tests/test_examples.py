@@ -11,6 +11,7 @@ from conftest import ROOT
 from bace.cli.main import main
 
 EXAMPLES = ROOT / "examples"
+pytestmark = pytest.mark.xdist_group("examples")  # the commands use what the examples have written
 
 
 @pytest.fixture(scope="module")

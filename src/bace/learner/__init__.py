@@ -133,15 +133,7 @@ class Learner(ModelHubMixin):
         known = self._check_new(table)
         told = self._choose_method(table)
         config = self._configured(table.modality.name, self._views)
-        if config.train.early_stop or not config.train.reset_optimiser:
-            raise ConfigError(
-                "a Learner has no validation data and makes a new optimiser at each call: leave out train.early_stop "
-                "and train.reset_optimiser"
-            )
-        if config.studies:
-            raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
-        if config.log:
-            raise ConfigError("a Learner logs to logging.getLogger('bace') and to its history_: leave out log")
+        _check_settings(config)
         tasks: list[list[str | None]] = [*self.tasks, [name for name in table.names if name not in known]]
         encoder = self.method.model.encoder if self.method else load_backbone(config)
         packed = self._packed if self.method else pack(encoder, config.backbone.name)
@@ -612,6 +604,19 @@ class Learner(ModelHubMixin):
         """The names of the columns of `scores`."""
         assert self.method is not None
         return [self._as_given(self.method.stream.names[c]) for c in self.method.stream.known]
+
+
+def _check_settings(config: Config) -> None:
+    """Refuse settings that only a run can have."""
+    if config.train.early_stop or not config.train.reset_optimiser:
+        raise ConfigError(
+            "a Learner has no validation data and makes a new optimiser at each call: leave out train.early_stop "
+            "and train.reset_optimiser"
+        )
+    if config.studies:
+        raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
+    if config.log:
+        raise ConfigError("a Learner logs to logging.getLogger('bace') and to its history_: leave out log")
 
 
 def _copied(value: Any) -> Any:

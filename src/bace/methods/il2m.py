@@ -99,7 +99,7 @@ class IL2M(ER):
         z = logits[:, :known]
         # p_c r_c in the log domain, without the soft-max's denominator, which is the same for all classes
         rescaled = torch.cat([z + ratio.log() if kind == PROB else z * ratio, logits[:, known:]], 1)
-        new_on_top = self.stream.eligible(logits).argmax(1, keepdim=True) >= known
+        new_on_top = logits.argmax(1, keepdim=True) >= known
         return torch.where(new_on_top, rescaled, logits)
 
 

@@ -64,7 +64,7 @@ class SEQStar(SEQ):
     ) -> None:
         super().__init__(span="seen")
         if not 0 <= (future or 0) <= MOST_FUTURE:
-            raise ConfigError(f"SEQ*: future is {future}: it must lie between 0 and {MOST_FUTURE:,}")
+            raise ConfigError(f"SEQ*: future ({future}) must lie between 0 and {MOST_FUTURE:,}")
         if min(warmup_epochs, head_steps) < 0 or head_epochs < 1 or min(head_lr, warmup_lr) <= 0:
             raise ConfigError(
                 f"SEQ*: warmup_epochs ({warmup_epochs}) and head_steps ({head_steps}) must be at least 0, head_epochs "
