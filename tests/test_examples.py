@@ -1,8 +1,12 @@
 """The examples run as they stand, and what they say about the command line holds."""
 
+import contextlib
+import functools
+import io
 import re
 import runpy
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,13 +15,26 @@ from conftest import ROOT
 from bace.cli.main import main
 
 EXAMPLES = ROOT / "examples"
-pytestmark = pytest.mark.xdist_group("examples")  # the commands use what the examples have written
+pytestmark = pytest.mark.xdist_group("examples")  # which write data that their commands read
 
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the examples write their data."""
     return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def printed(desk: Path) -> Callable[[str], str]:
+    """What an example prints. Each is run once, whichever test asks first."""
+
+    @functools.cache
+    def run(name: str) -> str:
+        with contextlib.chdir(desk), contextlib.redirect_stdout(io.StringIO()) as out:
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return out.getvalue()
+
+    return run
 
 
 def percentages(text: str) -> list[list[float]]:
@@ -31,11 +48,9 @@ def percentages(text: str) -> list[list[float]]:
     [("pictures", [[95], [90, 90]]), ("texts", [[75], [75, 85]]), ("entities", [[80, 75], [75, 60, 70]])],
 )
 def test_an_example_learns_two_months_of_classes(
-    name: str, least: list[list[float]], desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, least: list[list[float]], printed: Callable[[str], str]
 ) -> None:
-    monkeypatch.chdir(desk)
-    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    scores = percentages(capsys.readouterr().out)
+    scores = percentages(printed(name))
     assert [len(line) for line in scores] == [len(line) for line in least]
     for line, bars in zip(scores, least, strict=True):
         assert all(score >= bar for score, bar in zip(line, bars, strict=True)), (line, bars)
@@ -43,8 +58,14 @@ def test_an_example_learns_two_months_of_classes(
 
 @pytest.mark.parametrize("name", ["pictures", "texts"])
 def test_the_commands_of_an_example_do_the_same(
-    name: str, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    desk: Path,
+    printed: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    printed(name)  # which writes the data
     monkeypatch.chdir(desk)
     commands = re.findall(r"^    (bace .*)$", (EXAMPLES / f"{name}.py").read_text(), flags=re.MULTILINE)
     *learning, prediction = [shlex.split(command.replace(" model ", f" {tmp_path / 'model'} ")) for command in commands]
