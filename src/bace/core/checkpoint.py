@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bace.errors import BaceError, CheckpointError
 from bace.files import discard, in_place, parse_json
+from bace.models.weights import raw_bytes
 
 MANIFEST = "sha256.json"
 FILES = ("state.safetensors", "state.json", MANIFEST)
@@ -157,11 +157,7 @@ def take_state(method: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def fingerprints(tensors: dict[str, Tensor]) -> dict[str, str]:
     """What tells the values of each tensor from others."""
-    found = {}
-    for name, tensor in tensors.items():
-        numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        found[name] = hashlib.blake2b(numbers.data, digest_size=16).hexdigest()
-    return found
+    return {name: hashlib.blake2b(raw_bytes(tensor), digest_size=16).hexdigest() for name, tensor in tensors.items()}
 
 
 def method_state(tensors: dict[str, Tensor], plain: dict[str, Any]) -> dict[str, Any]:

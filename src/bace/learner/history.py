@@ -70,11 +70,8 @@ def percent(share: float | None) -> str:
 def tell(call: dict[str, Any], train: Training) -> None:
     """What was chosen in a line, and a warning if little was learned."""
     rates = ", ".join(f"{rate} ({worth:.0%})" for rate, worth in call["rates"].items())
-    how = (
-        f"batches of {train.batch_size}, {train.epochs} epochs, {call['steps']} steps, rate {train.lr:g}"
-        f"{f' of {rates}' if rates else ''}"
-    )
-    how = how if call["steps"] else "statistics"
+    how = f"batches of {train.batch_size}, {train.epochs} epochs, {call['steps']} steps, rate {train.lr:g}"
+    how = how + (f" of {rates}" if rates else "") if call["steps"] else "statistics"
     old = f", {percent(call['old'])} of the old ones in memory" if call["old"] is not None else ""
     logging.getLogger("bace").info(
         f"{call['examples']} examples of {len(call['classes'])} classes: {how}; "

@@ -14,7 +14,7 @@ from bace.core.method import Card, Passes
 from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.errors import ConfigError
-from bace.methods.parts.tuning import check_tuning, cosine, enough_steps
+from bace.methods.parts.tuning import check_tuning, long_stage
 from bace.methods.seq import SEQ
 from bace.models.heads import LinearHead
 from bace.models.model import Model
@@ -102,18 +102,16 @@ class CODAPrompt(SEQ):
 
     def stages(self, task: Task) -> list[Stage]:
         prompts, head = self.prompts, cast(LinearHead, self.model.head)
-        examples = len(self.training_examples(task))
-        epochs, batch = enough_steps(examples, self.tune_epochs, self.tune_batch, self.tune_steps)
-        stage = self.stage(
+        stage = long_stage(
+            self,
             task,
-            name="tune",
-            epochs=epochs,
-            batch_size=batch,
+            epochs=self.tune_epochs,
+            batch_size=self.tune_batch,
+            least=self.tune_steps,
+            falls=True,
             groups=lambda: {"prompts": prompts.newest(), "head": head.of(task.index)},
             optimiser="adam",
             lr=self.tune_lr,
-            weight_decay=0.0,
-            schedule=cosine(epochs),
         )
         return [stage]
 

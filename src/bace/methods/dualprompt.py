@@ -15,7 +15,7 @@ from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.methods.parts.tuning import check_tuning, enough_steps
+from bace.methods.parts.tuning import check_tuning, long_stage
 from bace.methods.seq import SEQ
 from bace.models.heads import LinearHead
 from bace.models.model import Model
@@ -107,20 +107,17 @@ class DualPrompt(SEQ):
 
     def stages(self, task: Task) -> list[Stage]:
         prompts, head = self.prompts, cast(LinearHead, self.model.head)
-        examples = len(self.training_examples(task))
-        epochs, batch = enough_steps(examples, self.tune_epochs, self.tune_batch, self.tune_steps)
         trained = [prompts.general, prompts.expert[-1], prompts.keys[-1]]
-        stage = self.stage(
+        stage = long_stage(
+            self,
             task,
-            name="tune",
-            epochs=epochs,
-            batch_size=batch,
+            epochs=self.tune_epochs,
+            batch_size=self.tune_batch,
+            least=self.tune_steps,
             groups=lambda: {"prompts": trained, "head": head.of(task.index)},
             optimiser="adam",
             lr=self.tune_lr * self.tune_batch / 256,
-            weight_decay=0.0,
             clip=self.clip,
-            schedule=lambda epochs: 1.0,
         )
         return [stage]
 

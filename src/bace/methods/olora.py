@@ -12,7 +12,7 @@ from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError
-from bace.methods.parts.tuning import check_tuning, enough_steps
+from bace.methods.parts.tuning import check_tuning, long_stage
 from bace.methods.seq import SEQ
 from bace.models.heads import LinearHead
 from bace.models.lora import LoRA
@@ -79,18 +79,16 @@ class OLoRA(SEQ):
         self.lora.grow(generator(self.now.seed, "additions", task.index), self.stream.device)
 
     def stages(self, task: Task) -> list[Stage]:
-        lora, head, examples = self.lora, self.model.head, len(self.training_examples(task))
-        epochs, batch = enough_steps(examples, self.tune_epochs, self.tune_batch, self.tune_steps)
-        stage = self.stage(
+        lora, head = self.lora, self.model.head
+        stage = long_stage(
+            self,
             task,
-            name="tune",
-            epochs=epochs,
-            batch_size=batch,
+            epochs=self.tune_epochs,
+            batch_size=self.tune_batch,
+            least=self.tune_steps,
             groups=lambda: {"lora": lora.parameters_of(-1), "head": head.parameters()},
             optimiser="adamw",
             lr=self.tune_lr,
-            weight_decay=0.0,
-            schedule=lambda epochs: 1.0,
         )
         return [stage]
 

@@ -13,7 +13,7 @@ from bace.core.method import Card, Passes
 from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.errors import ConfigError
-from bace.methods.parts.tuning import check_tuning, enough_steps
+from bace.methods.parts.tuning import check_tuning, long_stage
 from bace.methods.seq import SEQ
 from bace.models.encoder import Encoder
 from bace.models.heads import LinearHead
@@ -82,19 +82,16 @@ class SDLoRA(SEQ):
 
     def stages(self, task: Task) -> list[Stage]:
         lora, head = self.lora, self.model.head
-        examples = len(self.training_examples(task))
-        epochs, batch = enough_steps(examples, self.tune_epochs, self.tune_batch, self.tune_steps)
-        stage = self.stage(
+        stage = long_stage(
+            self,
             task,
-            name="tune",
-            epochs=epochs,
-            batch_size=batch,
+            epochs=self.tune_epochs,
+            batch_size=self.tune_batch,
+            least=self.tune_steps,
             groups=lambda: {"lora": [*lora.parameters_of(-1), *lora.magnitudes], "head": head.parameters()},
             optimiser="sgd",
             lr=self.tune_lr,
             momentum=0.9,
-            weight_decay=0.0,
-            schedule=lambda epochs: 1.0,
         )
         return [stage]
 

@@ -26,6 +26,7 @@ from bace.models.loading import FAMILIES
 from bace.models.model import parameter_count
 from bace.models.pooling import Pooling
 from bace.models.text_encoder import TextEncoder
+from bace.models.weights import raw_bytes
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 MOST_LAYERS, MOST_PIXELS = 1000, 4096  # layers, and pixels of a side, that an encoder in a stranger's file may have
@@ -117,7 +118,7 @@ def weights_hash(encoder: Encoder) -> str:
     total = hashlib.sha256()
     for name, value in sorted(encoder.state_dict().items()):
         total.update(name.encode())
-        total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        total.update(raw_bytes(value))
     return total.hexdigest()
 
 

@@ -217,5 +217,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The numbers of a tensor as they are in memory, to be hashed."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+
 def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]

@@ -68,11 +68,20 @@ def cosine(epochs: int) -> Callable[[float], float]:
     return lambda done: 0.5 * (1.0 + math.cos(math.pi * min(done / epochs, 1.0)))
 
 
+def long_stage(
+    method: Method, task: Task, *, epochs: int, batch_size: int, least: int, falls: bool = False, **fields: Any
+) -> Stage:
+    """A stage of at least `least` steps without weight decay. Its rate is constant, or falls to 0 by a cosine."""
+    epochs, batch_size = enough_steps(len(method.training_examples(task)), epochs, batch_size, least)
+    schedule = cosine(epochs) if falls else lambda done: 1.0
+    named: dict[str, Any] = {"name": "tune", "weight_decay": 0.0, "schedule": schedule}
+    return method.stage(task, epochs=epochs, batch_size=batch_size, **{**named, **fields})
+
+
 def enough_steps(examples: int, epochs: int, batch: int, least: int) -> tuple[int, int]:
-    """Epochs and batch size for at least so many steps. Published tunings are long: of thousands of examples a few
-    epochs are a thousand steps, of hundreds a few dozen, in which a new head hardly leaves its first values. Where
-    there are too few steps batches are made smaller, which costs nothing, but not below SMALLEST_BATCH; then there are
-    more epochs."""
+    """Epochs and batch size for at least `least` steps. Published tunings are long: a few epochs over thousands of
+    examples are a thousand steps, but over hundreds a few dozen. If there are too few steps, batches become smaller,
+    but not below SMALLEST_BATCH, and then there are more epochs."""
     if least:
         batch = min(batch, max(SMALLEST_BATCH, examples * epochs // least))
     steps = max(-(-examples // batch), 1)  # of an epoch
