@@ -61,7 +61,7 @@ def steps(method: str, examples: int) -> list[tuple[Tensor, Tensor]]:
     new = stream.shuffled(stream[1].train, learned.stages(stream[1])[0].batch_size, now.rng("order"), bucketing=False)
     old = []
     for now.step in range(len(new)):
-        old.append(learned.memory.examples[learned.drawn()] if learned.replay_size else new[0][:0])
+        old.append(learned.memory.examples[learned.replayed_slots()] if learned.replay_size else new[0][:0])
     return list(zip(new, old, strict=True))
 
 
