@@ -50,6 +50,7 @@ VECTOR = Vector()
 class Vectors:
     modality = VECTOR
     row_start = positions = lengths = None  # a row an example, all of one size
+    random_views = False
 
     def __init__(self, values: Tensor) -> None:  # (examples, NUMBERS)
         self.values = values

@@ -20,10 +20,13 @@ PLAIN = f"{PlainBaCE.__module__}.PlainBaCE"
 Steps = list[dict[str, Tensor]]
 
 
-def learned(tiny: Any, modality: str, name: str, **method: Any) -> tuple[Steps, dict[str, Tensor], dict[str, Tensor]]:
+def learned(
+    tiny: Any, modality: str, name: str, settings: dict[str, Any] | None = None, **method: Any
+) -> tuple[Steps, dict[str, Tensor], dict[str, Tensor]]:
     """Terms of the loss at every step of task 2, the weights after it, and the teacher's."""
     options = {"name": name, "W0": 0.6, "K": 3, **method}
     changes = {"benchmark.train_per_class": 5, "benchmark.test_per_class": 1, "train.batch_size": 6, "memory.size": 4}
+    changes |= settings or {}
     chosen, stream, config = make(tiny, modality, options, **changes)
     steps: Steps = []
     loss = chosen.loss
@@ -64,12 +67,24 @@ def test_the_speedups_change_neither_losses_nor_updates(tiny: Any, modality: str
         assert not torch.equal(teacher["head.blocks.0"], plain_teacher["head.blocks.0"])
 
 
+@pytest.mark.parametrize("view", [{"benchmark.augment": False}, {"train.buffer_view": "epoch"}], ids=str)
+def test_logits_that_the_teacher_gives_the_memory_once_an_epoch_are_those_of_every_step(
+    tiny: Any, view: dict[str, Any]
+) -> None:
+    steps, after, _ = learned(tiny, "image", "bace", view)
+    plain_steps, plain_after, _ = learned(tiny, "image", PLAIN, view)
+    for one, other in zip(steps, plain_steps, strict=True):
+        torch.testing.assert_close(one["match"], other["match"], rtol=1e-8, atol=1e-10)
+    for name, value in after.items():
+        torch.testing.assert_close(value, plain_after[name], rtol=1e-8, atol=1e-10)
+
+
 # -- that a speed-up does what it is for
 
 
-def counted(tiny: Any, modality: str, **method: Any) -> dict[str, list[int]]:
+def counted(tiny: Any, modality: str, ready: Any = None, **method: Any) -> dict[str, list[int]]:
     """Rows of each pass in one step of task 2: the student's with gradient, its others, and the teacher's."""
-    ready = at_task(tiny, modality, {"name": "bace", "K": 5, **method})
+    ready = ready or at_task(tiny, modality, {"name": "bace", "K": 5, **method})
     ids = ready.stream[1].train
     batch = ready.stream.batch(ids[:4], view=ready.now.view())
     with recorded_passes() as passes:
@@ -157,3 +172,15 @@ def test_s19_passes_no_teacher_over_new_data_that_nobody_asks_for(tiny: Any) -> 
         with recorded_passes() as passes:
             ready.before_epoch(ready.stages(ready.stream[1])[0])
         assert len(passes) == epoch_passes
+
+
+@pytest.mark.parametrize(("settings", "each_step"), [({}, [4]), ({"benchmark.augment": False}, [])], ids=str)
+def test_s20_passes_the_memory_through_the_teacher_once_an_epoch_if_its_views_repeat(
+    tiny: Any, settings: dict[str, Any], each_step: list[int]
+) -> None:
+    ready = at_task(tiny, "image", {"name": "bace"}, **{"memory.size": 4, **settings})
+    with recorded_passes() as passes:
+        ready.before_epoch(ready.stages(ready.stream[1])[0])
+    task, *memory = [len(one.batch) for one in passes if one.model is ready.teacher][::-1]
+    assert (task, memory) == (len(ready.stream[1].train), [] if each_step else [len(ready.memory.examples.unique())])
+    assert counted(tiny, "image", ready)["teacher"] == each_step

@@ -60,10 +60,13 @@ class Toolbox(ElasticBuffers):
         """A batch drawn uniformly, with replacement, from memory; None while it is empty."""
         if not self.replay_size:
             return None
-        fresh = self.training_settings.buffer_view == "fresh"
-        return self.stream.batch(
-            self.memory.examples[self.replayed_slots(draw)], view=self.now.view(draw if fresh else 0)
-        )
+        view = self.now.view(0 if self.replay_repeats else draw)
+        return self.stream.batch(self.memory.examples[self.replayed_slots(draw)], view=view)
+
+    @property
+    def replay_repeats(self) -> bool:
+        """Whether all steps of an epoch show a remembered example in the same view."""
+        return self.training_settings.buffer_view != "fresh" or not self.stream.data.random_views
 
     def replayed_slots(self, draw: int = 1) -> Tensor:  # (replay_size,) slots
         """The slots that `replay(draw)` draws at this step."""

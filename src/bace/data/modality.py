@@ -89,6 +89,9 @@ class Examples(Protocol):
     @property
     def lengths(self) -> Tensor | None: ...  # (examples,) tokens of each example; None if all have one size
 
+    @property
+    def random_views(self) -> bool: ...  # whether the inputs of an example depend on the view
+
     def __len__(self) -> int: ...
 
     def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]: ...

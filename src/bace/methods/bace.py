@@ -116,6 +116,7 @@ class BaCE(HoldOut):
         # tables of an epoch; before_epoch recomputes them, so no checkpoint holds them
         self.table: NeighbourTable | None = None
         self.rows = self.log_old = NO_IDS  # (task rows,) ids, ascending; (task rows, old) teacher log-probabilities
+        self.remembered_rows, self.remembered_logits = NO_IDS, NO_IDS  # the same of the memory: the teacher's logits
         self.given_again = False  # whether there are more examples of old classes, as only a Learner has them
         self.bank: Tensor | None  # (task rows, new classes) the student's last log-probabilities of each row
         self.register_buffer("bank", None)
@@ -146,6 +147,7 @@ class BaCE(HoldOut):
 
     def before_epoch(self, stage: Stage) -> None:
         self.table = None
+        self.teach_memory()
         examples = stage.examples().sort().values
         rows, targets = self.stream.labels(examples)
         self.given_again = bool(self.old_rows(targets).any())
@@ -164,6 +166,15 @@ class BaCE(HoldOut):
             self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights, distance)
             if self.neighbour_scores == "bank" and self.bank is None:
                 self.bank = self.first_scores(examples, out.features)
+
+    def teach_memory(self) -> None:
+        """Pass the memory through the teacher once, if steps show its examples in one view and draw more than it has."""
+        self.remembered_rows = NO_IDS
+        if self.teacher is not None and self.lambda_mse and self.replay_repeats:
+            examples = self.memory.examples.unique()
+            if len(examples) < self.now.steps * self.replay_size:
+                self.remembered_rows = self.stream.rows_of(examples)[0]
+                self.remembered_logits = self.outputs_on_device(examples, self.teacher, view=self.now.view()).logits
 
     def first_scores(self, examples: Tensor, features: Tensor) -> Tensor:  # (task rows, width) -> (task rows, new)
         """What the student scores before its first step. Its encoder is the teacher's then, unless that is an average
@@ -251,7 +262,7 @@ class BaCE(HoldOut):
             terms["replay"] = F.cross_entropy(logits[labelled], replay.targets[labelled])
         distils = self.distils and not labelled.all()
         if self.teacher is not None and (self.lambda_mse or distils):
-            target = self.infer([replay], self.teacher).logits  # live, on the same view (3.3)
+            target = self.teacher_logits(replay)
             if self.lambda_mse:
                 match = old_logit_mse(logits, target[:, : self.now.known], self.mse_reduction)
                 terms["match"] = self.lambda_mse * match
@@ -259,6 +270,12 @@ class BaCE(HoldOut):
                 log_old = self.log_scores_of_old(target[~labelled])
                 terms["replay_o"] = self.alpha * self.distil_o(logits[~labelled], log_old)
         return terms
+
+    def teacher_logits(self, replay: Batch) -> Tensor:  # (rows, teacher's classes)
+        """The live teacher's, of the view that the student sees (3.3)."""
+        if len(self.remembered_rows):
+            return self.remembered_logits[torch.searchsorted(self.remembered_rows, replay.rows)]
+        return self.infer([replay], self.teacher).logits
 
     def log_scores_of_old(self, logits: Tensor) -> Tensor:  # (rows, teacher's classes) -> (rows, old)
         """log S0 over the old classes."""

@@ -197,6 +197,10 @@ class Images:
         return len(self.pixels)
 
     @property
+    def random_views(self) -> bool:
+        return self.augment
+
+    @property
     def repeated(self) -> int:
         """The number of views of a picture that repeat: the clean one, and the random ones if `views` limits them."""
         return 1 + self.views * self.augment

@@ -92,6 +92,7 @@ class Texts:
 
     modality: Modality = TEXT
     row_start: Tensor | None = None  # a row an example
+    random_views = False
     positions: Tensor | None = None
 
     def __init__(self, ids: Tensor, start: Tensor, pad: int = 0) -> None:
