@@ -210,8 +210,8 @@ class BEEF(ER):
     # -- expansion
 
     def loss(self, batch: Batch) -> Loss:
-        """L = CE(u, y') + energy L_en, the old tasks' columns of u divided by `alignment`; y' is the task of an old
-        sample or the class of a new one."""
+        """L = CE(u, y') + energy L_en, where the old tasks' columns of u are divided by `alignment`, and y' is the task
+        of an old sample or the class of a new one."""
         both = self.with_replay(batch)
         own, old = self.head.column(both.targets), len(self.head.blocks) - 1
         u, _ = self.head.expansion(self.model(both, newest=True).features)

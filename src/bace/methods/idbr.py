@@ -34,7 +34,7 @@ class Reader(nn.Module):
         return result
 
     def forget_classes(self, classes: Iterable[int]) -> None:
-        """Its rows are no classes."""
+        """Its rows are not classes."""
 
 
 class Halves(Model):
