@@ -1,6 +1,6 @@
-"""Runs in several processes for tests, and what they are compared by.
+"""Runs in several processes for tests, and comparisons of them.
 
-`python tests/data_parallel.py` (`make test-parallel`) goes through every method in every modality.
+`python tests/data_parallel.py` (`make test-parallel`) runs every method in every modality.
 """
 
 import contextlib

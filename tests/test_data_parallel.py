@@ -1,4 +1,5 @@
-"""One run over several processes: the numbers of one process, one set of files and messages, and one end for all."""
+"""A run over several processes gives the same numbers as one process and one set of files and messages, and all of its
+processes end together."""
 
 import json
 import os
