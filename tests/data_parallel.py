@@ -171,7 +171,7 @@ class ToldToStop(Trainer):
 
 
 class Drifting(Trainer):
-    """A weight of rank 1 is not that of rank 0 after the first step."""
+    """Change a weight of rank 1 after the first step."""
 
     def step(self, stage: Stage, batch: Batch, parameters: list[nn.Parameter]) -> None:
         super().step(stage, batch, parameters)
