@@ -66,7 +66,7 @@ KNOWN: tuple[Known, ...] = (
         "vit",
         384,
         12,
-        "the paper's DeiT-S/16: 611 classes of ImageNet, without those like CIFAR's; a PyTorch file of yours",
+        "the paper's DeiT-S/16: 611 classes of ImageNet, without those like CIFAR's; a PyTorch file that you provide",
         None,
         "the checkpoint linked by https://github.com/k-gyuhak/MORE and https://github.com/k-gyuhak/CLOOD",
     ),
@@ -75,7 +75,7 @@ KNOWN: tuple[Known, ...] = (
         "vit",
         192,
         12,
-        "ViT-Ti/16: ImageNet-21k (augreg), then ImageNet-1k; for the desk",
+        "ViT-Ti/16: ImageNet-21k (augreg), then ImageNet-1k; for desk scale",
         "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
         "Apache-2.0",
         "vit-tiny-patch16-224",
@@ -105,7 +105,7 @@ KNOWN: tuple[Known, ...] = (
     _hub("openai/clip-vit-base-patch16", "clip", 768, 12, "CLIP's image tower; its class token, not projected", "MIT"),
     _hub("FacebookAI/roberta-base", "roberta", 768, 12, "", "MIT"),
     _hub("distilbert/distilbert-base-cased", "distilbert", 768, 6, ""),
-    _hub("microsoft/deberta-v3-base", "deberta-v2", 768, 12, "has to be converted: docs/text.md", "MIT"),
+    _hub("microsoft/deberta-v3-base", "deberta-v2", 768, 12, "must be converted: docs/text.md", "MIT"),
     _hub("answerdotai/ModernBERT-base", "modernbert", 768, 22, "texts of up to 8,192 tokens; local attention"),
 )
 
