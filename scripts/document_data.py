@@ -99,8 +99,8 @@ feature of CLIP is its class token before the projection. `backbone.pooling` cho
 
 `deit-small-611` is DeiT-S/16 without distillation token, trained on the 611 classes of ImageNet that are unlike those
 of CIFAR and Tiny-ImageNet. Its file is not on the hub: get the checkpoint from the authors' pages and save it in the
-folder of models as `deit-small-611.pth`. ViT files with `deit` in their name are normalised with ImageNet's mean and standard
-deviation, other ViT files with 0.5. A `preprocessor_config.json` beside the file overrides both.
+folder of models as `deit-small-611.pth`. ViT files with `deit` in their name are normalised with ImageNet's mean and
+standard deviation, other ViT files with 0.5. A `preprocessor_config.json` beside the file overrides both.
 
 """
 
