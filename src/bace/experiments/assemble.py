@@ -130,7 +130,7 @@ def check_batch_norms(method: Method) -> None:
     if norms and ranks.size() > 1:
         raise ConfigError(
             f"{method.title} with this backbone cannot be trained by several processes (train.devices): '{norms[0]}' "
-            "takes means over a batch, and each process would take those of its own share. Use one device"
+            "takes means over a batch, but each process would only see its own share. Use one device"
         )
 
 

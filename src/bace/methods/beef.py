@@ -78,7 +78,7 @@ class FusingHead(WideningHead):
         return u, beyond
 
     def column(self, targets: Tensor) -> Tensor:  # (rows,) classes -> (rows,) columns of u
-        """The column of an old class is that of its task; new classes come after the old tasks."""
+        """An old class has the column of its task; new classes come after the old tasks."""
         new = torch.arange(len(self.blocks[-1]), device=targets.device) + len(self.blocks) - 1
         return torch.cat([self.task_of_old, new])[targets]
 
@@ -131,7 +131,7 @@ class BEEF(ER):
         "own column is left out row by row, and the energy is computed per sample; the official code has slips in all "
         "three. The energy is one mean over new and replayed rows. The balanced set is the memory and as many "
         "examples of each new class. For texts, the sampler starts from permuted word vectors. With backbone.adapter, "
-        "the networks share all that is not trained, which the paper does not do.",
+        "the networks share everything that is not trained, which the paper does not do.",
     )
 
     model: Expanded

@@ -69,7 +69,7 @@ class SLDA(OnePass):
         if forgettable:
             self.register_buffer("shares", torch.zeros(0, 0, 0, dtype=torch.float64))
         else:
-            self.cannot_forget = "its covariance is that of all classes; with `forgettable` it keeps each one's share"
+            self.cannot_forget = "its covariance mixes all classes; with `forgettable` it keeps the share of each"
         self.inverse: Tensor | None = None  # the inverse covariance, until the covariance changes
 
     def grow(self, task: Task) -> None:

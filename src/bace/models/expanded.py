@@ -38,7 +38,7 @@ class Expanded(Model):
 
     @property
     def trained_size(self) -> int:
-        """The number of parameters that each encoder has of its own."""
+        """The number of parameters that each encoder does not share."""
         return sum(p.numel() for p, own in zip(self.encoder.parameters(), self.trained, strict=True) if own)
 
     def add_branch(self) -> None:

@@ -66,7 +66,7 @@ class Gates:
     """All gates and norms of an encoder. The modules themselves become parts of it, so they are in its state.
 
     Afterwards, only adapters, gates and these norms of the encoder (in the blocks, and the final one) are trainable. A
-    frozen prefix stays as it is. Outside of `of`, the gates and norms of the newest task are used, with binary gates.
+    frozen prefix does not change. Outside of `of`, the gates and norms of the newest task are used, with binary gates.
     """
 
     def __init__(self, encoder: Encoder) -> None:
