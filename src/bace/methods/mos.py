@@ -58,7 +58,7 @@ class MOS(Alignment):
         reading="As in the authors' code, adapters start as copies of the last task's. The contrast does not normalise "
         "features, and the alignment does not normalise logits or fade means. The first guess, by class means under "
         "the first task's adapters, is sharpened by the number of tasks and added to the last guess. Each task "
-        "continues from the rows before the alignment, as in SLCA (the authors' from the rows after it).",
+        "continues from the rows before the alignment, as in SLCA (in the authors' code, from the rows after it).",
     )
 
     adapters: ParallelAdapters
