@@ -205,7 +205,7 @@ class Section:
 
     def probing(self) -> Subsection | None:
         aid = (
-            "The accuracy of the model's own head (observed) and of fresh classifiers that are trained on its frozen "
+            "The score of the model's own head (observed) and of fresh classifiers that are trained on its frozen "
             f"features of all data so far{self.spread}: the gap is knowledge that the head does not use."
         )
         content = self.each("probing", figures.probing)
