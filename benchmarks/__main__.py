@@ -1,8 +1,8 @@
-"""Every bar of docs/performance.md, measured in one run: a table, and benchmarks/results.json.
+"""Measure every bar of docs/performance.md in one run; print a table and write benchmarks/results.json.
 
     python benchmarks [--tiny] [--only PART ...] [--out FILE]
 
-`--tiny` takes minimal sizes, to see that everything runs; its numbers mean nothing and are not written unless `--out`
+`--tiny` uses minimal sizes to check that everything runs; its numbers mean nothing and are not written unless `--out`
 is given. Run it on a machine that does nothing else.
 """
 
@@ -32,14 +32,14 @@ RESULTS = Path(__file__).parent / "results.json"
 
 
 def measured(parts: list[str], tiny: bool) -> tuple[dict[str, Bar], dict[str, str]]:
-    """The bars of these parts, and why a part could not be measured."""
+    """The bars of these parts, and the reasons why parts could not be measured."""
     found: dict[str, Bar] = {}
     failed: dict[str, str] = {}
     for part in parts:
         print(f"{time.strftime('%H:%M:%S')} {part}", file=sys.stderr, flush=True)
         try:
             found |= importlib.import_module(part).bars(tiny)
-        except Exception as error:  # a package or a model that is not here: the other parts are measured all the same
+        except Exception as error:  # a package or a model is missing: the other parts are still measured
             failed[part] = f"{type(error).__name__}: {error}"
     return found, failed
 

@@ -1,9 +1,10 @@
-"""What `Learner("auto")` rests on: small sets of every modality, taught call by call with nothing set, by method.
+"""The measurements behind `Learner("auto")`: methods learn small sets of every modality, call by call, with default
+settings.
 
-A cell is a set, a number of examples of each class and a method; its score is the mean, over the calls, of the score
-over all classes seen so far: accuracy, and of entities the micro F1. Cells go to benchmarks/auto.json as they are
-measured, and those that are there are not measured again. Methods that train take minutes a cell, so they are measured
-where a set names them. Without --measure the table is printed from the file.
+A cell is a set, a number of examples of each class and a method. Its score is the mean over the calls of the score over
+all classes seen so far: accuracy, or micro F1 for entities. Measured cells are written to benchmarks/auto.json and are
+not measured again. Methods that train take minutes per cell, so they are measured only if a set names them. Without
+--measure the table is printed from the file.
 
     python benchmarks/auto.py [--measure] [--sets NAME ...] [--methods NAME ...] [--sizes N ...] [--data FOLDER]
 """
@@ -36,8 +37,8 @@ from bace.models.encoder import Encoder
 
 RESULTS = Path(__file__).parent / "auto.json"
 SIZES = (8, 30, 100)  # examples of each class
-TESTED = 20  # of each class
-KEPT = 10  # of each class, by methods with a memory
+TESTED = 20  # test examples of each class
+KEPT = 10  # examples of each class in memory, for methods with a memory
 
 METHODS: dict[str, dict[str, Any]] = {
     "SimpleCIL": {"name": "simplecil"},
@@ -53,7 +54,8 @@ TRAINED = ("ER", "LUCIR", "BaCE")
 
 @dataclass(frozen=True)
 class Set:
-    """A set of the suite: the first `calls` times `classes` classes of a public one, so many in each call."""
+    """A set of the suite: the first `calls` x `classes` classes of a public set, with `classes` classes in each
+    call."""
 
     name: str
     modality: str
@@ -87,8 +89,8 @@ def tables(one: Set, data: Path) -> tuple[Table, Table]:
 
 
 def call_data(table: Table, classes: Sequence[str], count: int) -> tuple[Any, list[Any]]:
-    """Up to `count` examples of each of these classes. Of sentences, other types than these are O, as they would be for
-    someone who labels what is new."""
+    """Up to `count` examples of each of these classes. In sentences, all other types are labelled O, as by a user who
+    labels only new types."""
     shown_by = table.shown()
     taken = [i for name in classes for i in [i for i, shown in enumerate(shown_by) if name in shown][:count]]
     some = table.take(sorted(set(taken)))
@@ -108,7 +110,7 @@ def score(learner: bace.Learner, x: Any, y: list[Any]) -> float:
 
 
 class Remembered:
-    """What an encoder that is not trained makes of each example, computed once for all methods, calls and sizes."""
+    """The outputs of an untrained encoder for each example, computed once for all methods, calls and sizes."""
 
     def __init__(self) -> None:
         self.compute = Encoder.forward
@@ -131,7 +133,7 @@ class Remembered:
 def measure(one: Set, method: str, size: int, data: Path) -> dict[str, Any]:
     train, test = tables(one, data)
     names = train.names[: one.calls * one.classes]
-    # clean views are all that statistics are made of: whether there are random ones need not be chosen
+    # statistics use only clean views, so random views need not be chosen
     quick = one.modality == "image" and method not in TRAINED
     views = {"benchmark.augment": False, "benchmark.flip": False} if quick else {}
     learner = bace.Learner(settings(method), memory=KEPT * len(names), **one.backbone, **views)
@@ -150,7 +152,7 @@ def settings(method: str) -> dict[str, Any]:
 
 
 def wanted(sets: Sequence[str], methods: Sequence[str], sizes: Sequence[int]) -> list[tuple[Set, str, int]]:
-    """The cells that were asked for: first the quick ones, then those of methods that train."""
+    """The requested cells: first the quick ones, then those of methods that train."""
     chosen = [one for one in SETS if one.name in sets]
     quick = [(one, m, size) for size in SIZES for one in chosen for m in METHODS if m not in TRAINED]
     slow = [(one, m, size) for one in chosen for size, m in one.trained]

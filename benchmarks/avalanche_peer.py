@@ -1,9 +1,9 @@
-"""One method of avalanche-lib on given pictures. It runs in the environment that peers.py makes, without bace.
+"""Run methods of avalanche-lib on given pictures, in the environment that peers.py makes, without bace.
 
     python avalanche_peer.py '[{"method": "ER", ...}, ...]'
 
-prints [{"accuracy": [...], "seconds": [...], "steps": n, "peak_memory_mb": n}, ...]: for each job a value of each seed,
-and the peak of the process so far.
+prints [{"accuracy": [...], "seconds": [...], "steps": n, "peak_memory_mb": n}, ...]: for each job a value per seed, and
+the peak memory of the process so far.
 """
 
 import json
@@ -64,7 +64,7 @@ class Network(nn.Module):
 
 
 def views(job: dict[str, Any]) -> tuple[transforms.Compose, transforms.Compose]:
-    """Of training and of test."""
+    """The transforms of training and of test."""
     side = job["side"]
     random = [transforms.RandomCrop(side, padding=job["padding"])] if job["padding"] else []
     random += [transforms.RandomHorizontalFlip()] if job["flip"] else []
@@ -109,7 +109,7 @@ def accuracy(model: nn.Module, pixels: Tensor, targets: Tensor, view: Any) -> fl
 
 
 def run(job: dict[str, Any], seed: int) -> tuple[float, float, int]:
-    """Mean accuracy of the tasks after the last one, seconds of learning, and steps."""
+    """The mean accuracy over tasks after the last one, the seconds of learning, and the steps."""
     stored = np.load(job["data"])
     pixels, targets, train, test = (torch.from_numpy(stored[name]) for name in ("pixels", "targets", "train", "test"))
     pixels = pixels.expand(-1, 3, -1, -1).contiguous()
@@ -140,7 +140,7 @@ def run(job: dict[str, Any], seed: int) -> tuple[float, float, int]:
 
 
 def peak_memory() -> int:
-    """Of this process, in MB."""
+    """The peak memory of this process, in MB."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
 
 

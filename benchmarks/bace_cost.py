@@ -1,4 +1,5 @@
-"""What BaCE costs over ER: K = 5, 2,500 examples a task; neighbours scored from the bank, exactly, and with gradient.
+"""The cost of BaCE relative to ER, with K = 5 and 2,500 examples per task. Neighbours are scored from the bank,
+exactly, and with gradient.
 
 python benchmarks/bace_cost.py [--encoder NAME] [--repeat N] [--steps N] [--json]
 """
@@ -23,7 +24,7 @@ ENCODERS = {"micro ViT": {}, "ViT 192 x 12": {"width": 192, "depth": 12, "side":
 
 
 def timed(shape: dict[str, int], examples: int, batch: int, repeat: int, steps: int) -> dict[str, float]:
-    """Seconds of an epoch for each case, from its first steps; the cases take turns."""
+    """The seconds of an epoch for each case, from its first steps; the cases alternate."""
     runs: dict[str, list[list[float]]] = {case: [] for case in CASES}
     for _ in range(repeat):
         for case, (method, settings) in CASES.items():

@@ -1,9 +1,9 @@
-"""Whether the bank learns as well as the exact scores of neighbours: the same seeds with both, and their differences.
+"""Compare BaCE with the bank and with exact scores of neighbours, on the same seeds, and print the differences.
 
     python benchmarks/bank.py [--benchmark digits] [--seeds 5] [--out FOLDER] [SETTING=VALUE ...]
 
 Runs are kept in FOLDER, by default runs/bank-BENCHMARK; the same command continues where it was stopped. Settings are
-those of `bace run`, such as backbone.name=micro or train.epochs=3.
+the same as for `bace run`, such as backbone.name=micro or train.epochs=3.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""What the benchmarks share: the small ViT, the random pictures, a method that is ready for its second task, and how
-time and memory are measured."""
+"""Parts that the benchmarks share: the small ViT, the random pictures, a method that is ready for its second task, and
+the measurement of time and memory."""
 
 import multiprocessing
 import threading
@@ -34,8 +34,8 @@ CLASSES = 10  # a task
 
 @dataclass(frozen=True)
 class Bar:
-    """A number that was measured, and what it must be: at most `limit` or, if `least`, at least; without a limit it is
-    for information."""
+    """A measured number and its limit: it must be at most `limit` or, if `least`, at least `limit`. Without a limit it
+    is for information."""
 
     value: float
     limit: float | None = None
@@ -60,7 +60,7 @@ def vit_model(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: i
         intermediate_size=4 * width,
         image_size=side,
         patch_size=patch,
-        attn_implementation=prefix_attention.register(),  # as the library loads one
+        attn_implementation=prefix_attention.register(),  # as the library does
     )
     torch.manual_seed(0)
     return ViTModel(config, add_pooling_layer=False)
@@ -88,9 +88,9 @@ def second_task(
 def begun(
     method: str, data: Examples, model: Model, training: Training, memory: int, **settings: Any
 ) -> tuple[Method, Stream, Config]:
-    """A method at the start of its second task: a first task of CLASSES classes is behind it, its memory is full.
+    """A method at the start of its second task: it has learned a first task of CLASSES classes, and its memory is full.
 
-    Half of the data is each task's. The memory is put there directly; what is measured is the second task."""
+    Each task has half of the data. The memory is filled directly, because only the second task is measured."""
     examples = len(data) // 2
     targets = torch.arange(2 * examples) % CLASSES
     targets = torch.cat([targets[:examples], targets[examples:] + CLASSES])
@@ -129,7 +129,7 @@ Mark = Callable[[], None]  # called after every step
 def trained_by_library(
     method: str, examples: int, batch: int, encoder: ViTEncoder | None = None, **settings: Any
 ) -> Callable[[Mark], None]:
-    """The second task's epoch by the library, ready to go."""
+    """The library's epoch of the second task, ready to run."""
     return second_epoch(*second_task(method, examples, batch, encoder, **settings))
 
 
@@ -144,12 +144,12 @@ def second_epoch(learned: Method, stream: Stream, config: Config) -> Callable[[M
 
 
 class _Enough(Exception):
-    """Ends an epoch of which no more steps are needed."""
+    """Ends an epoch when no more steps are needed."""
 
 
 def step_times(work: Callable[[Mark], None], steps: int | None = None) -> list[float]:
-    """Seconds of every step, or of the first ones; what comes before the first step (tables of the epoch) is the first
-    one's. They are those of the processor: on one thread that is the time a quiet machine takes, and other processes
+    """The seconds of every step, or of the first steps. Work before the first step (tables of the epoch) counts for the
+    first step. This is processor time: on one thread it is the time that a quiet machine takes, and other processes
     disturb it less."""
     marks = [time.process_time()]
 
@@ -164,15 +164,15 @@ def step_times(work: Callable[[Mark], None], steps: int | None = None) -> list[f
 
 
 def least(runs: list[list[float]], steps: int | None = None) -> float:
-    """Seconds of an epoch of so many steps, by default those that were timed. Each step is the fastest of the
-    repetitions: a disturbed second costs one step of one repetition, not the whole of it. Steps that were not timed
-    take as long as the others but the first."""
+    """The seconds of an epoch of `steps` steps, by default those that were timed. Each step is the fastest of the
+    repetitions, so that a disturbance costs one step of one repetition and not all of it. Steps that were not timed
+    take as long as the others, except the first."""
     first, *others = (min(times) for times in zip(*runs, strict=True))
     return first + sum(others) * ((steps - 1) / len(others) if steps and others else 1)
 
 
 def fastest(work: Callable[[], object], repeat: int, clock: Callable[[], float] = time.process_time) -> float:
-    """Seconds of the fastest repetition."""
+    """The seconds of the fastest repetition."""
     times = []
     for _ in range(repeat):
         begun = clock()
@@ -186,7 +186,7 @@ def ignore() -> None:
 
 
 def peak_memory(work: Callable[..., object], *arguments: object, seconds: float | None = None) -> int:
-    """Largest resident size, in MB, of a process of its own that does this work, or begins it: for so many seconds."""
+    """The maximum resident size, in MB, of a separate process that does this work, or the first `seconds` of it."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_after, (work, arguments, seconds))
 
@@ -199,6 +199,6 @@ def _peak_after(work: Callable[..., object], arguments: tuple[object, ...], seco
         begun = threading.Thread(target=work, args=arguments, daemon=True)
         begun.start()
         begun.join(seconds)
-    # not getrusage: its maximum is inherited from the process that started this one
+    # not getrusage, whose maximum is inherited from the process that started this one
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024

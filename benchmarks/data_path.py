@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def augmented(repeat: int) -> float:
-    """Milliseconds for 128 pictures of 32 pixels: crop, mirror, normalise."""
+    """The milliseconds to crop, mirror and normalise 128 pictures of 32 pixels."""
     pixels = torch.randint(0, 256, (5000, 3, 32, 32), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     data, examples = Images(pixels, size=32), torch.arange(128) * 37
     return 1000 * fastest(lambda: data.inputs(examples, 1, CPU), repeat)
@@ -40,7 +40,7 @@ def first_batch(folder: str) -> None:
 
 
 def stored(count: int, side: int) -> tuple[float, int]:
-    """Seconds, from the second run on, until the first batch of this many pictures is there, and its peak in MB."""
+    """The seconds until the first batch of this many pictures is ready, from the second run on, and the peak in MB."""
     with tempfile.TemporaryDirectory() as name:
         save_pictures(Path(name), count, side)
         first_batch(name)

@@ -1,8 +1,8 @@
-"""faiss-cpu's flat index on given features. It runs in the environment that peers.py makes, without bace.
+"""Run faiss-cpu's flat index on given features, in the environment that peers.py makes, without bace.
 
     python faiss_peer.py FEATURES.npy K REPEAT OUT.npy
 
-writes the K nearest of every row, itself among them, and prints the seconds of the fastest search.
+writes the K nearest rows of every row, including itself, and prints the seconds of the fastest search.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""A Learner with nothing set, as a new user would have it: accuracy over all digits seen after each of five calls.
+"""The accuracy of a Learner with default settings over all digits seen, after each of five calls.
 
-scikit-learn's digits as arrays, two digits a call, a memory of 30, the embedded digits-vit; every fifth picture of a
-digit is for the test. With --json also what each call chose and how much it learned (`history_`).
+It learns scikit-learn's digits as arrays, two digits per call, with a memory of 30 and the embedded digits-vit. Every
+fifth picture of a digit is for the test. --json also prints what each call chose and how much it learned (`history_`).
 
     python benchmarks/learner.py [METHOD ...] [--examples N] [--threads N] [--json]
 """
@@ -23,7 +23,7 @@ CALLS = 5
 
 
 def arrays(table: Table, digits: range, most: int | None = None) -> tuple[np.ndarray, list[int]]:
-    """Pictures and labels of these digits, at most so many of each."""
+    """Pictures and labels of these digits, with a maximum number of each."""
     assert isinstance(table.inputs, torch.Tensor)
     labels = [int(str(label)) for label in table.labels]
     rows = [i for digit in digits for i in [i for i, label in enumerate(labels) if label == digit][:most]]

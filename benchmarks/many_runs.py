@@ -1,4 +1,4 @@
-"""How much sooner two workers of one thread finish the demo's runs than one worker of two threads, on two cores.
+"""The speed-up of the demo's runs by two workers with one thread each over one worker with two threads, on two cores.
 
 python benchmarks/many_runs.py
 """
@@ -16,7 +16,7 @@ DEMO = ["compare", "--benchmark", "digits", "--method", "SEQ", "ER", "BaCE", "MT
 
 
 def seconds(seeds: int, *words: str) -> float:
-    """Of a whole command, with the start of its processes."""
+    """The seconds of a whole command, including the start of its processes."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         command = [sys.executable, "-m", "bace", *DEMO, str(seeds), "--out", str(Path(folder) / "runs"), *words]

@@ -1,9 +1,10 @@
-"""What every method costs relative to ER: seconds of a second task, everything in it counted, and peak memory.
+"""The cost of every method relative to ER: seconds of a second task, with everything included, and peak memory.
 
-Two tasks of 10 classes, 256 examples each, one epoch in batches of 32 new and 32 old, a small transformer, one thread.
-Methods that take pictures learn pictures; those made for texts or entities learn those, and are compared with ER there.
-The second task is timed from its first hook to its last (teachers, stages, statistics, memory): methods put their work
-in different places; the fastest of several repetitions counts. Seconds are given per step of ER.
+There are two tasks of 10 classes with 256 examples each, and one epoch in batches of 32 new and 32 old examples, with a
+small transformer and one thread. Methods that take pictures learn pictures; methods for texts or entities learn those
+and are compared with ER on them. The second task is timed from its first hook to its last (teachers, stages,
+statistics, memory), because methods do their work in different places. The fastest of several repetitions counts.
+Seconds are given per step of ER.
 
     python benchmarks/methods.py [--repeat N] [--method NAME ...] [--json]
 """
@@ -38,7 +39,7 @@ MODALITIES: tuple[str, ...] = ("image", "text", "token")
 
 
 def modality_of(method: str) -> str:
-    """The first of these that the method takes."""
+    """The first of these modalities that the method takes."""
     return next(modality for modality in MODALITIES if modality in find_method(method).modalities)
 
 
@@ -50,7 +51,7 @@ def data(modality: str) -> tuple[Examples, Tensor, list[str]]:
         return Images(pictures(2 * EXAMPLES)[0], size=SIDE), classes, names
     rng = torch.Generator().manual_seed(0)
     words = torch.randint(2 * CLASSES + 2, VOCABULARY, (2 * EXAMPLES, WORDS), generator=rng)
-    words[:, 3] = 2 + classes  # what tells the classes apart; before it [CLS], behind the text [SEP]
+    words[:, 3] = 2 + classes  # distinguishes the classes; [CLS] comes before it and [SEP] after the text
     tokens = flat([torch.cat([torch.tensor([0]), sentence, torch.tensor([1])]) for sentence in words])
     if modality == "text":
         return Texts(tokens["ids"], tokens["start"]), classes, names
@@ -68,13 +69,13 @@ def encoder(modality: str) -> Encoder:
 
     torch.manual_seed(0)
     shape = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 4, "intermediate_size": 4 * WIDTH}
-    attention = prefix_attention.register()  # as the library loads one
+    attention = prefix_attention.register()  # as the library does
     config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, attn_implementation=attention, **shape)
     return BertEncoder(BertModel(config, add_pooling_layer=False))
 
 
 def ready(method: str, modality: str) -> Trainer:
-    """A method, and a stream of two tasks to be learned."""
+    """A method and a stream of two tasks."""
     examples, targets, names = data(modality)
     none, middle = torch.zeros(0, dtype=torch.int64), len(names) - (len(names) - 1) // 2
     middle = CLASSES if modality != "token" else middle

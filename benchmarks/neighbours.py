@@ -1,4 +1,4 @@
-"""The search for neighbours against faiss-cpu's flat index and against the bare matrix products, one thread."""
+"""Compare the search for neighbours with faiss-cpu's flat index and with bare matrix products, on one thread."""
 
 import subprocess
 import tempfile
@@ -24,7 +24,7 @@ def search(rows: int, width: int) -> None:
 
 
 def share_of_products(features: Tensor, seconds: float) -> float:
-    """The time of the bare matrix products of all pairs over that of the search."""
+    """The time of the bare matrix products of all pairs, divided by the time of the search."""
 
     def products() -> None:
         for block in features.split(256):
@@ -46,8 +46,8 @@ def by_faiss(features: Tensor, repeat: int) -> tuple[float, Tensor]:  # seconds,
 
 
 def agreement(features: Tensor, ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """The shares of rows with the same neighbours as faiss's, and with none farther than its (in double precision):
-    faiss does not rank what its rounding leaves equal."""
+    """The share of rows with the same neighbours as faiss, and the share without a farther neighbour than faiss (in
+    double precision). faiss does not rank distances that its rounding makes equal."""
     own = torch.arange(len(features))[:, None]
     others = theirs[theirs != own].view(len(features), K)
     same = (ours.sort(1).values == others.sort(1).values).all(1).float().mean()

@@ -1,8 +1,9 @@
-"""What the loop costs over a bare PyTorch loop of the same mathematics: SEQ, ER and BaCE, crop and flip on.
+"""The cost of the library's loop relative to a bare PyTorch loop with the same mathematics: SEQ, ER and BaCE, with crop
+and flip.
 
-The bare loops below are written with plain tensors: no stream, no hooks, no logging, no checks. Both sides learn the
-same second task (2,000 pictures, batches of 64 new and 64 old) with the same small ViT, alternating in one process on
-one thread; of every step the fastest of several repetitions counts.
+The bare loops below use plain tensors, without stream, hooks, logging or checks. Both sides learn the same second task
+(2,000 pictures, batches of 64 new and 64 old) with the same small ViT, alternating in one process on one thread. The
+fastest of several repetitions counts for every step.
 
     python benchmarks/overhead.py [--repeat N] [--examples N] [--json]
 """
@@ -25,7 +26,7 @@ ALPHA, W0, K = 1.0, 0.95, 5
 
 
 def framework(method: str, examples: int) -> Callable[[Mark], None]:
-    """The whole of a task's training by the library, ready to go."""
+    """The library's whole training of a task, ready to run."""
     return trained_by_library(method, examples, BATCH if method == "SEQ" else 2 * BATCH)
 
 
@@ -108,7 +109,7 @@ def run_once(side: Callable[[str, int], Callable[[Mark], None]], method: str, ex
 
 
 def timed(method: str, examples: int, repeat: int) -> tuple[float, float]:
-    """Seconds of an epoch by the library, and by hand."""
+    """The seconds of an epoch by the library and by hand."""
     ours, theirs = [], []
     for _ in range(repeat):
         ours.append(step_times(framework(method, examples)))

@@ -1,9 +1,9 @@
-"""The same work by bace and by avalanche-lib, in turn, on one thread: seconds per step, memory, accuracy.
+"""Compare bace with avalanche-lib on the same work, in turn, on one thread: seconds per step, memory, accuracy.
 
-avalanche-lib is installed from PyPI into an environment of its own (`--env`), with this project's constraints, so that
-both sides compute with the same torch and transformers. Both start from the same weights, see the same pictures in
-batches of the same size with the same augmentation, and keep as many examples; what the two libraries do differently
-beyond that is in docs/performance.md.
+avalanche-lib is installed from PyPI into a separate environment (`--env`), with this project's constraints, so that
+both sides use the same torch and transformers. Both start from the same weights, see the same pictures in batches of
+the same size with the same augmentation, and keep equally many examples. docs/performance.md lists the other
+differences between the two libraries.
 
     python benchmarks/peers.py [--env FOLDER] [--seeds N] [--json]
 """
@@ -40,8 +40,8 @@ from bace.models.model import Model
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("avalanche-lib==0.6.0", "faiss-cpu==1.15.1", "transformers", "torch")
-# ours, at the settings of theirs: a soft-max over all seen classes, one mean over new and replayed rows, and random
-# exemplars (iCaRL: herded ones, mixed into the task's own)
+# our methods with avalanche-lib's settings: a soft-max over all seen classes, one mean over new and replayed rows, and
+# random exemplars (for iCaRL herded ones, mixed into the task's data)
 METHODS: dict[str, dict[str, Any]] = {
     "SEQ": {},
     "ER": {"reduction": "joint"},
@@ -61,7 +61,7 @@ def default_folder() -> Path:
 
 @functools.cache
 def environment(folder: Path) -> Path:
-    """The Python of the peers' environment, made if it is not there."""
+    """The Python of the peers' environment, which is made if it does not exist."""
     python = folder / "bin" / "python"
     done = folder / "packages.txt"
     wanted = "\n".join(PACKAGES)
@@ -74,7 +74,7 @@ def environment(folder: Path) -> Path:
 
 
 def digits(folder: Path) -> Job:
-    """scikit-learn's digits in 5 tasks through the embedded ViT: what is learned."""
+    """scikit-learn's digits in 5 tasks with the embedded ViT, to measure accuracy."""
     train, test = load_digits()
     stored = [(table.inputs, torch.tensor([int(label) for label in table.labels])) for table in (train, test)]
     np.savez(
@@ -91,7 +91,7 @@ def digits(folder: Path) -> Job:
 
 
 def noise(folder: Path, examples: int) -> Job:
-    """Random pictures in 2 tasks through the micro ViT, cropped and mirrored: how long it takes."""
+    """Random pictures in 2 tasks with the micro ViT, cropped and mirrored, to measure time."""
     pixels, targets = pictures(2 * examples)
     targets = targets + 10 * (torch.arange(2 * examples) >= examples)
     ids = np.arange(2 * examples)
@@ -103,7 +103,7 @@ def noise(folder: Path, examples: int) -> Job:
 
 
 def ours(jobs: list[Job]) -> list[Result]:
-    """The results of jobs by this library, one after the other in a process of their own (see avalanche_peer.py)."""
+    """The results of jobs by this library, one after another in a separate process (see avalanche_peer.py)."""
     results = []
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         for job in jobs:
@@ -114,7 +114,7 @@ def ours(jobs: list[Job]) -> list[Result]:
 
 
 def _run(job: Job, seed: int) -> tuple[float, float, int]:
-    """Mean accuracy of the tasks after the last one, seconds of learning, and steps."""
+    """The mean accuracy over tasks after the last one, the seconds of learning, and the steps."""
     torch.set_num_threads(1)
     trainer = _trainer(job, seed)
     seconds, steps = 0.0, 0

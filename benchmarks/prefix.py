@@ -1,6 +1,6 @@
-"""What the cache of frozen blocks gains: an epoch of ER on ViT-Tiny at 112 pixels, 8 of 12 blocks frozen, clean views.
+"""The gain of the cache of frozen blocks, for ER on ViT-Tiny at 112 pixels with 8 of 12 blocks frozen and clean views.
 
-The first epoch fills the cache; the epochs after it are measured, against the same epochs without a cache.
+The first epoch fills the cache. The later epochs are compared with the same epochs without a cache.
 """
 
 import torch
@@ -16,7 +16,7 @@ from bace.models.model import Model
 
 
 def epoch(pixels: Tensor, shape: dict[str, int], frozen: int, batch: int, caches: PrefixCaches | None) -> list[float]:
-    """Seconds of each step of a second task's epoch."""
+    """The seconds of each step of a second task's epoch."""
     encoder = small_vit(**shape)
     freeze_prefix(encoder, frozen)
     data = Images(pixels, size=shape["side"], augment=False)

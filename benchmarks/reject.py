@@ -1,9 +1,9 @@
-"""Can a Learner tell classes that are yet to come from those that it knows? And are its probabilities calibrated?
+"""Can a Learner distinguish future classes from the classes that it knows? And are its probabilities calibrated?
 
-The tasks of a benchmark are taught one by one. After each but the last, the test examples of the tasks so far are
-known, and those of later tasks are not. AUROC: how well a score separates the two, 0.5 by chance; `reject=` uses the
-highest probability. ECE: the expected calibration error on the known test examples, with temperature 1 and with the
-fitted one. All numbers are means over the calls.
+The Learner learns the tasks of a benchmark one by one. After each task except the last, the test examples of the tasks
+so far are known, and those of later tasks are unknown. AUROC measures how well a score separates the two (0.5 is
+chance); `reject=` uses the highest probability. ECE is the expected calibration error on the known test examples, with
+temperature 1 and with the fitted one. All numbers are means over the calls.
 
     python benchmarks/reject.py [--benchmarks NAME ...] [--methods NAME ...] [--train N] [--test N]
 """

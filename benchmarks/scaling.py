@@ -1,8 +1,9 @@
-"""How seconds and memory of a run of ER grow with classes, tasks, examples and memory: exponents of fitted powers.
+"""The growth of the seconds and memory of an ER run with classes, tasks, examples and memory, as exponents of fitted
+powers.
 
-The encoder is tiny (one block of width 32, 8 pixels), so that what the library does beside it shows. One number grows
-at a time. An exponent of 1 is linear; none may be above 1.1. Tasks are cut out of the same examples, and all seen test
-examples are evaluated after each, so that seconds grow with tasks even if learning does not.
+The encoder is tiny (one block of width 32, 8 pixels), so that the library's own work is visible. One number grows at a
+time. An exponent of 1 is linear; none may be above 1.1. Tasks divide the same examples, and all seen test examples are
+evaluated after each task, so seconds grow with the number of tasks even if learning does not.
 
     python benchmarks/scaling.py [--axis NAME ...] [--plot FILE.svg]
 """
@@ -39,9 +40,9 @@ TINY = {"classes": [10, 20], "tasks": [2, 4], "examples": [200, 400], "memory": 
 
 
 def run(classes: int, tasks: int, examples: int, memory: int) -> float:
-    """Seconds of a whole run: training, memory and evaluation after every task."""
+    """The seconds of a whole run: training, memory and evaluation after every task."""
     rng = torch.Generator().manual_seed(0)
-    count = examples + examples // 4  # a quarter as many for the test
+    count = examples + examples // 4  # the test set has a quarter as many
     pixels = torch.randint(0, 256, (count, 3, 8, 8), generator=rng).to(torch.uint8)
     targets = (torch.arange(count) * classes // count).clamp(max=classes - 1)
     ends = [classes * (t + 1) // tasks for t in range(tasks)]
@@ -66,9 +67,9 @@ def run(classes: int, tasks: int, examples: int, memory: int) -> float:
 
 
 def measured(size: dict[str, int]) -> tuple[float, int]:
-    """Seconds, and the memory in MB that the run adds to a process of its own."""
+    """The seconds, and the memory in MB that the run adds to a separate process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        pool.apply(_one_thread, (SMALLEST,))  # imports, and what the first run of a process allocates
+        pool.apply(_one_thread, (SMALLEST,))  # imports, and allocations of the first run of a process
         before = pool.apply(_peak_after, (int, ()))
         seconds = pool.apply(_one_thread, (size,))
         return seconds, max(pool.apply(_peak_after, (int, ())) - before, 1)
@@ -116,7 +117,7 @@ SIDE, GAP = 190, 58
 
 
 def plot(points: Points) -> str:
-    """An SVG: for each axis seconds and MB over the size, both logarithmic."""
+    """An SVG with seconds and MB over the size for each axis, both logarithmic."""
     panels = []
     for column, (axis, along) in enumerate(points.items()):
         for row, (unit, at) in enumerate((("seconds", 1), ("MB", 2))):
@@ -128,7 +129,7 @@ def plot(points: Points) -> str:
 
 
 def panel(title: str, values: list[tuple[int, float]], left: int, top: int) -> str:
-    """Both axes are as many powers of ten long, so that a line of 45 degrees is linear growth."""
+    """Both axes cover equally many powers of ten, so that a line of 45 degrees is linear growth."""
     x, y = ([math.log10(value[k]) for value in values] for k in (0, 1))
     reach = max(max(x) - min(x), max(y) - min(y), 0.1)
 

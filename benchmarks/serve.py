@@ -1,9 +1,10 @@
-"""`bace serve` under load, on the loopback, against prediction one by one without a server: a picture a request.
+"""Compare `bace serve` under load, on the loopback and with one picture per request, with prediction one by one without
+a server.
 
     python benchmarks/serve.py [--clients 32] [--seconds 30] [--backbone digits-vit] [--image_size SIDE] [--json]
 
-Both sides predict the same PNG files with the same saved learner (SLDA, ten digits), each in a process of its own with
-one thread for torch. They take turns in slices of five seconds, so that what else the machine does meets both.
+Both sides predict the same PNG files with the same saved learner (SLDA, ten digits), each in a separate process with
+one thread for torch. They alternate in slices of five seconds, so that other work of the machine affects both.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-LIMIT = 2.0  # times as many requests a second as predictions one by one
+LIMIT = 2.0  # requests per second, relative to predictions one by one
 SLICE = 5.0  # seconds
 
 
@@ -53,7 +54,7 @@ def picture_files() -> list[bytes]:
     return files
 
 
-# -- one by one: a process that predicts for as many seconds as it is told
+# -- one by one: a process that predicts for a given number of seconds
 
 
 def predict_alone(folder: Path, pipe: Connection) -> None:
@@ -110,7 +111,7 @@ def load(port: int, clients: int, pipe: Connection) -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[int]:
-    """A server in a process of its own; gives its port."""
+    """Start a server in a separate process and return its port."""
     command = [sys.executable, "-m", "bace", "serve", str(folder), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -124,7 +125,7 @@ def served(folder: Path) -> Iterator[int]:
 
 
 def measure(folder: Path, clients: int, seconds: float) -> dict[str, Any]:
-    """Slices of both sides in turn, until the clients have had their seconds."""
+    """Run slices of both sides in turn, until the clients have had their seconds."""
     context = multiprocessing.get_context("spawn")
     alone_pipe, alone_end = context.Pipe()
     load_pipe, load_end = context.Pipe()

@@ -1,4 +1,4 @@
-"""Seconds until the help page is printed, and until `bace run` on digits has made its first step, in new processes."""
+"""The seconds until the help page is printed, and until `bace run` on digits takes its first step, in new processes."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ except Begun:
 
 
 def seconds(words: list[str], repeat: int) -> float:
-    """Of the fastest: the others read from a cold disk."""
+    """The seconds of the fastest repetition; the others read from a cold disk."""
     times = []
     for _ in range(repeat):
         begun = time.perf_counter()

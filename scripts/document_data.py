@@ -32,7 +32,7 @@ archive creates a folder (`cifar-100-python`), that folder may lie inside the da
 CIFAR's pickles are read without running any code in them.
 
 Examples are counted from lists and headers. If only a part of a dataset is present, it is called a *subset*. It can be
-used, and a run on all of it warns that its results are not comparable with published ones.
+used, but a run on all of it warns that its results are not comparable with published ones.
 
 Images are decoded once, when a run begins, into one tensor of bytes. From 5,000 images on, the tensor is a
 memory-mapped file in the folder `.bace` beside the data (or in `BACE_CACHE`, default `~/.cache/bace`, if the data
@@ -42,10 +42,10 @@ or the image size has changed. You may delete `.bace` at any time. Other tensors
 that with `--benchmark.image_size 128`. Images of different sizes become squares of 256 pixels, or of
 `benchmark.image_size`. Grey images get three channels.
 
-With `--backbone.freeze K --backbone.cache MB` the output of the lowest K blocks is computed once for every view that
-comes again, for all epochs, teachers, tests, methods and seeds of a comparison ([performance.md](performance.md)).
-Clean views always come again. A random view comes again within its epoch only; `--benchmark.views 4` trains on four
-random views of each image, drawn anew every time, so that all of them are soon in the cache.
+With `--backbone.freeze K --backbone.cache MB`, the output of the lowest K blocks is computed once for every repeated
+view, for all epochs, teachers, tests, methods and seeds of a comparison ([performance.md](performance.md)). Clean views
+are always repeated. A random view is repeated only within its epoch. `--benchmark.views 4` trains on four random views
+of each image and draws one of them each time, so that all of them are soon in the cache.
 """
 
 SETS = """
@@ -84,7 +84,7 @@ A backbone is one of:
   DINOv2 and CLIP (its image tower) for images, and BERT, RoBERTa, DistilBERT, DeBERTa (v3, and v2 without convolution)
   and ModernBERT for texts. Adapters, LoRA, prompts, gates and frozen blocks work in all of them,
 - a folder of sentence-transformers: `modules.json` with a transformer of these families, a pooling (`cls`, `mean` or
-  `max`) and, if wanted, `Normalize`. The feature of a text is then what that folder says,
+  `max`) and optionally `Normalize`, which define the feature of a text,
 - a weights file of a plain ViT: Google's `.npz`, or `.safetensors` or a PyTorch file (`.pth`, `.pt`, `.bin`) with
   timm's names. PyTorch files are read with `weights_only=True`.
 
@@ -92,15 +92,15 @@ Names and relative paths are looked up in the current folder and then in the fol
 the folder `models` beside `BACE_DATA`), as `NAME`, `NAME.pth`, `NAME.safetensors`, `NAME.npz` or the last part of the
 hub id, and then on the hub.
 
-Images are normalised as the `preprocessor_config.json` in the folder says; without one, ViT uses 0.5, CLIP its own mean
-and standard deviation and the other families those of ImageNet. `backbone.normalise = false` leaves pixels in [0, 1].
-The feature of CLIP is its class token before the projection. `backbone.pooling` chooses the feature of a text (`class`,
-`mean`, `max`); by default the folder does, and without a folder of sentence-transformers it is the class token.
+Images are normalised by the `preprocessor_config.json` in the folder. Without one, ViT uses 0.5, CLIP uses its own mean
+and standard deviation, and the other families use ImageNet's. `backbone.normalise = false` leaves pixels in [0, 1]. The
+feature of CLIP is its class token before the projection. `backbone.pooling` chooses the feature of a text (`class`,
+`mean`, `max`). By default a folder of sentence-transformers defines it, and otherwise it is the class token.
 
 `deit-small-611` is DeiT-S/16 without distillation token, trained on the 611 classes of ImageNet that are unlike those
-of CIFAR and Tiny-ImageNet. Its file is not on the hub: get the checkpoint from the authors' pages and save it in that
-folder as `deit-small-611.pth`. ViT files with `deit` in their name are normalised with ImageNet's mean and standard
-deviation, other ViT files with 0.5. A `preprocessor_config.json` beside the file overrides both.
+of CIFAR and Tiny-ImageNet. Its file is not on the hub: get the checkpoint from the authors' pages and save it in the
+folder of models as `deit-small-611.pth`. ViT files with `deit` in their name are normalised with ImageNet's mean and
+standard deviation, other ViT files with 0.5. A `preprocessor_config.json` beside the file overrides both.
 
 """
 

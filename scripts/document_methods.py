@@ -61,7 +61,7 @@ def cost(method: Method, besides: str) -> str:
     passes, networks = method.cost, method.networks + method.keeps_teacher
     every = {"new": passes.new, "replayed": passes.replayed}
     once = {"task": passes.task, "memory": passes.memory}
-    epochs = f" in {passes.epochs} epochs" if passes.epochs else ""
+    epochs = f" in {passes.epochs} epoch{'s' * (passes.epochs > 1)}" if passes.epochs else ""
     said = [", ".join(f"{count:g} {what}" for what, count in part.items() if count) for part in (every, once)]
     said = [said[0] and said[0] + epochs, said[1] and f"once {said[1]}"]
     if method.expands or networks > 1:

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, driven over its debugging pipe: nothing to install beside the browser itself."""
+"""A headless Chromium for tests, driven over its debugging pipe, so that only the browser itself must be installed."""
 
 import base64
 import fcntl

@@ -1,6 +1,6 @@
-"""What every method must do, whatever it is: the conformance suite, in the manner of scikit-learn's estimator checks.
+"""The conformance suite, which every method must pass, similar to scikit-learn's estimator checks.
 
-Each check takes a method's name and a modality; test_methods.py runs all of them over all registered methods.
+Each check takes a method's name and a modality. test_methods.py runs all of them over all registered methods.
 """
 
 import json

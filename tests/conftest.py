@@ -1,4 +1,4 @@
-"""Tiny backbones and data sets, made once, and where the real ones are."""
+"""Tiny backbones and data sets, made once, and the paths of the real ones."""
 
 import copy
 import functools

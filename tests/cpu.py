@@ -1,9 +1,10 @@
-"""`make test-cpu`: what depends on rounding, under every instruction set of this machine, with one thread and with two.
+"""`make test-cpu` runs the tests that depend on rounding under every instruction set of this machine, with one thread
+and with two.
 
     python tests/cpu.py [formulas] [golden] [conformance] [--instructions NAME] [--threads N] [--workers N]
 
-With one thread, MKL and oneDNN are brought down to the instruction set too; with two, torch's own kernels alone. Prints
-a table of what ran, and the output of what failed; the exit code is 1 if anything did.
+With one thread, MKL and oneDNN are also restricted to the instruction set; with two, only torch's own kernels are. The
+script prints a table of the runs and the output of those that failed. The exit code is 1 if any failed.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Runs in several processes for tests, and what they are compared by.
+"""Runs in several processes for tests, and comparisons of them.
 
-`python tests/data_parallel.py` (`make test-parallel`) goes through every method in every modality.
+`python tests/data_parallel.py` (`make test-parallel`) runs every method in every modality.
 """
 
 import contextlib
@@ -171,7 +171,7 @@ class ToldToStop(Trainer):
 
 
 class Drifting(Trainer):
-    """A weight of rank 1 is not that of rank 0 after the first step."""
+    """Change a weight of rank 1 after the first step."""
 
     def step(self, stage: Stage, batch: Batch, parameters: list[nn.Parameter]) -> None:
         super().step(stage, batch, parameters)

@@ -1,9 +1,9 @@
-"""Counts what would stop an accelerator, on the CPU: reads of values that would be on the device.
+"""Counts on the CPU the reads that would make the host wait for an accelerator.
 
-The device is called `cpu:0`, which is the CPU to torch, but not equal to `cpu`. A tensor is on it if it was moved or
-made there, or computed from such a tensor. Reading its value (`item`, `bool`, `tolist`, `.cpu()`), and operations whose
-result has a size that depends on values (`nonzero`, a mask as an index), make the host wait. An operation on tensors of
-both sides would be an error on a GPU.
+The device is called `cpu:0`, which torch treats as the CPU, but which is not equal to `cpu`. A tensor is on it if it
+was moved or made there, or computed from such a tensor. Reading its value (`item`, `bool`, `tolist`, `.cpu()`), and
+operations whose result has a size that depends on values (`nonzero`, a mask as an index), make the host wait. An
+operation on tensors of both devices would be an error on a GPU.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""`make test-export`: every method that can be exported, on every modality, against onnxruntime.
+"""`make test-export` compares every method that can be exported, on every modality, with onnxruntime.
 
     python tests/onnx_parity.py [METHOD ...]
 

@@ -1,5 +1,5 @@
-"""Processes that tests start, watch and kill: forks of the server of `bace compare --workers`, which has imported what
-takes a new process seconds and shares nothing else with the tests."""
+"""Processes that tests start, watch and kill. They are forks of the server of `bace compare --workers`, which has
+already imported the slow modules and shares nothing else with the tests."""
 
 import os
 import subprocess

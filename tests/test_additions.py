@@ -1,5 +1,5 @@
-"""What is added to a frozen encoder, in every family: where it sits, by blocks computed part by part; that it starts as
-nothing; and that a pass goes through the sets that are chosen for it."""
+"""Additions to a frozen encoder, in every family. Blocks computed part by part show where an addition sits. It does not
+change the outputs at first, and a pass uses the sets that are chosen for it."""
 
 import copy
 from typing import Any

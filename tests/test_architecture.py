@@ -1,4 +1,4 @@
-"""The folders are the architecture: imports go one way, down this list, with no exception and no cycle."""
+"""The folders are the architecture: imports only go down this list, without exceptions or cycles."""
 
 import ast
 from pathlib import Path

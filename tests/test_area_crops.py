@@ -1,4 +1,4 @@
-"""Random views of a random area and form (`benchmark.crop = area`)."""
+"""Random views of random area and aspect ratio (`benchmark.crop = area`)."""
 
 from typing import Any
 

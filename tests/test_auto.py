@@ -1,4 +1,4 @@
-"""Learner("auto"): the method is the best that was measured for data like the first call's, and stays."""
+"""Learner("auto") takes the method that measured best on data like the first call's, and keeps it."""
 
 import json
 import logging

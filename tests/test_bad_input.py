@@ -1,4 +1,4 @@
-"""Bad input gets a clear error and loses nothing: one table, each row through the public interface."""
+"""Bad input gets a clear error and loses nothing. Each row of one table goes through the public interface."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""The benchmarks can be run: their parts are found, and a part that fails does not take the table with it."""
+"""The benchmarks can be run: their parts are found, and a part that fails does not lose the table."""
 
 import importlib
 import json

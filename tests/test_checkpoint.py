@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, checked when read, and never pickled."""
+"""Checkpoints are written completely or not at all, checked when read, and never pickled."""
 
 import json
 import os

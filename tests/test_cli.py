@@ -1,4 +1,4 @@
-"""Every command as a user types it, in-process, on the tiny data; and the same from Python."""
+"""Every command as a user types it, in-process and on the tiny data, and its equivalent in Python."""
 
 import contextlib
 import csv

@@ -1,4 +1,4 @@
-"""What methods declare to cost, passes and networks, against what tiny runs of them take."""
+"""The passes and networks that methods declare as their cost are compared with tiny runs."""
 
 import weakref
 from typing import Any

@@ -1,4 +1,5 @@
-"""One run over several processes: the numbers of one process, one set of files and messages, and one end for all."""
+"""A run over several processes gives the same numbers as one process and one set of files and messages, and all of its
+processes end together."""
 
 import json
 import os
@@ -112,7 +113,7 @@ def test_processes_that_drift_apart_are_stopped_by_the_name_of_the_tensor(tiny: 
     words = [*flags(settings_for(tiny)), "--out", str(tmp_path / "run")]
     assert ended(started(2, tmp_path / "said.txt", run_exactly, words, "Drifting")) == [2, 2]
     said = (tmp_path / "said.txt").read_text()
-    assert said.count("'method.model.encoder.norm.bias' of rank 1 is not that of rank 0") == 1
+    assert said.count("'method.model.encoder.norm.bias' of rank 1 differs from rank 0's") == 1
     assert newest(tmp_path / "run") == 0
 
 

@@ -1,4 +1,4 @@
-"""A training step never waits for the device: shown on the CPU by counting the reads that would (device_reads.py)."""
+"""A training step never waits for the device: the CPU counts the reads that would wait (device_reads.py)."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The embedded micro ViT: small, complete, and better on digits than chance weights, although it never saw one."""
+"""The embedded micro ViT is small, complete, and better on digits than random weights, although it never saw one."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/methods.md and docs/data.md say what the code says, and what is referred to is there."""
+"""docs/methods.md and docs/data.md agree with the code, and the targets of all references exist."""
 
 import ast
 import io

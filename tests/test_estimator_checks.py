@@ -1,7 +1,7 @@
-"""scikit-learn's own tests of estimators: those that make sense for a Learner are run, the others are named.
+"""scikit-learn's own tests of estimators. Those that make sense for a Learner are run, and the others are listed.
 
-They give tables of numbers, and a Learner learns from pictures, texts and sentences. So the table's rows are made into
-small pictures here, and nothing else is changed.
+They pass tables of numbers, but a Learner learns from pictures, texts and sentences. The rows of a table are therefore
+turned into small pictures here, and nothing else is changed.
 """
 
 from typing import Any

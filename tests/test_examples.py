@@ -1,4 +1,4 @@
-"""The examples run as they stand, and what they say about the command line holds."""
+"""The examples run unchanged, and what they say about the command line is true."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""Models that grow by a branch a task, over all families of encoders."""
+"""Models that grow by one branch per task, for all families of encoders."""
 
 from typing import Any
 

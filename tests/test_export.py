@@ -1,4 +1,4 @@
-"""A model that was exported to one file gives the learner's scores, without bace."""
+"""A model that was exported to one file gives the learner's scores without bace."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every family of encoders learns; what CLIP, DeBERTa and folders of sentence-transformers have beside the rest."""
+"""Every family of encoders learns, including the special features of CLIP, DeBERTa and sentence-transformers."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Learner.forget: a class is gone from the learner and from every byte of its folder, and never predicted again."""
+"""Learner.forget removes a class from the learner and from every byte of its folder. It is never predicted again."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A modality that bace does not know (vectors.py) goes through run, compare, Learner and predict as the others do."""
+"""A modality that bace does not know (vectors.py) works with run, compare, Learner and predict like the others."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Every method on the embedded digits stays where it was: a change that breaks one is noticed (tests/golden/)."""
+"""The scores of every method on the embedded digits do not change, so that a broken method is noticed
+(tests/golden/)."""
 
 import json
 

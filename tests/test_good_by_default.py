@@ -1,4 +1,4 @@
-"""A Learner whose user sets nothing learns all the same, and says what it chose and how much it learned."""
+"""A Learner with default settings learns, and says what it chose and how much it learned."""
 
 import logging
 import warnings

@@ -1,4 +1,4 @@
-"""Pictures: random views are pure functions of (key, example), clean ones are resized and normalised."""
+"""Random views of pictures are pure functions of (key, example); clean views are resized and normalised."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`bace inspect`: what a model knows, since when, and what it takes."""
+"""`bace inspect` shows what a model knows, since when, and what it accepts."""
 
 import json
 import shutil

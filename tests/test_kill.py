@@ -1,4 +1,5 @@
-"""kill -9, for real: a run killed at three random moments and continued ends, byte for byte, as one left alone."""
+"""A run that is killed with kill -9 at three random moments and continued ends with the same bytes as an undisturbed
+run."""
 
 import json
 import random

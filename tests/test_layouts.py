@@ -1,4 +1,4 @@
-"""Picture sets in the files in which they are published, written here by hand."""
+"""Picture sets in their published file formats, written here by hand."""
 
 import gzip
 import os

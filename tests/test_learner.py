@@ -1,4 +1,4 @@
-"""Learner beyond the conformance suite: the user's names, data that are gone, what is kept, pictures as they come."""
+"""Learner beyond the conformance suite: the user's names, deleted data, what is kept, and pictures in many forms."""
 
 import gc
 import json

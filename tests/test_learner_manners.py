@@ -1,4 +1,4 @@
-"""Learner behaves as scikit-learn's estimators do, and takes labelled data as they come."""
+"""Learner behaves like scikit-learn's estimators and accepts labelled data in many forms."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""train.accumulate and train.recompute: less memory for activations, and the numbers of the whole batch, kept whole."""
+"""train.accumulate and train.recompute need less memory for activations and give the same numbers as a whole batch."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""TensorBoard, Weights & Biases and MLflow hold what log.jsonl holds, once, also if the run was interrupted. They are
-asked with their own readers."""
+"""TensorBoard, Weights & Biases and MLflow contain everything in log.jsonl exactly once, even if the run was
+interrupted. Tests read them with their own readers."""
 
 import json
 import struct

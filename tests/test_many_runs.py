@@ -1,4 +1,4 @@
-"""Many runs at a time: the same folders as one after the other, no cell twice, and a cell that fails stops no other."""
+"""Parallel runs give the same folders as sequential ones, no cell runs twice, and a failed cell stops no other."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""The conformance suite over every registered method and each modality it supports."""
+"""The conformance suite for every registered method and each modality it supports."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
-"""What earlier versions wrote still opens: a finished run, one that was stopped in its second task, and a learner, all
-of 0.1; and a learner of format 4, which has its encoder inside and has forgotten a class. They were written by the tiny
-encoder of conftest.py; test images of six a class."""
+"""Folders written by earlier versions still open: from 0.1 a finished run, a run that was stopped in its second task,
+and a learner; and a learner of format 4 that contains its encoder and has forgotten a class. They were written with the
+tiny encoder of conftest.py, with six test images per class."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""The report page: studies, published numbers and many methods by hand; then in a real browser where there is one."""
+"""The report page is checked with hand-made studies, published numbers and many methods, then in a real browser if one
+is installed."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The report page of a stranger's runs: whatever is written in their files is shown as text, and nothing of it runs."""
+"""The report page of a stranger's runs shows the content of their files as text and executes none of it."""
 
 import csv
 import html

@@ -1,4 +1,4 @@
-"""The paper's tables, figures and claims: declared right, read right, judged right."""
+"""The paper's tables, figures and claims are declared, read and judged correctly."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What frozen blocks make of pictures, kept: the same numbers, computed once for each view that comes again."""
+"""The cached outputs of frozen blocks for pictures are the same numbers, computed once for each repeated view."""
 
 import copy
 import json

@@ -1,4 +1,5 @@
-"""Decoded pictures are kept beside their data: found again, checked, shared, and written whole or not at all."""
+"""Decoded pictures are kept beside their data: they are found again, checked, shared, and written completely or not at
+all."""
 
 import io
 import os

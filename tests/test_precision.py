@@ -1,4 +1,4 @@
-"""Half precisions in training, and the other settings that trade exactness for speed."""
+"""Half precision in training, and the other settings that trade exactness for speed."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Batches are made ahead of the steps that take them, in order, and no more of them than asked for."""
+"""Batches are made before the steps that need them, in order, and never more than requested."""
 
 import threading
 import time

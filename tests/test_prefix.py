@@ -1,4 +1,4 @@
-"""What frozen blocks make of texts, kept: the same numbers, computed once, in a bounded room."""
+"""The cached outputs of frozen blocks for texts are the same numbers, computed once, in bounded memory."""
 
 import copy
 from collections.abc import Callable

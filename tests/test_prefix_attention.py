@@ -1,5 +1,5 @@
-"""Keys and values before those of a block, in every family, against attention written out for one query at a time in
-float64."""
+"""Prefixes of the keys and values of a block, in every family, are compared with attention written out for one query at
+a time in float64."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Named random streams: stable over versions, uniform, and independent of one another."""
+"""Named random streams are stable across versions, uniform, and independent of each other."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there."""
+"""The examples in the README work as written."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Real pictures and a really pre-trained backbone, where they are present."""
+"""Real pictures and a real pre-trained backbone, if they are present."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The report: numbers by hand, damaged folders, the table and what the page is made of (test_page.py looks at it)."""
+"""The report: hand-computed numbers, damaged folders, the table and the parts of the page (test_page.py renders it)."""
 
 import csv
 import dataclasses

@@ -1,4 +1,5 @@
-"""How much memory a run will need: by hand, told before it starts, and refused if it cannot fit."""
+"""The memory that a run needs is compared with hand-computed numbers. It is printed before the run starts, and the run
+is refused if it does not fit."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The schema of a run folder: what is written is read back, each file once, and what does not fit is named."""
+"""The schema of a run folder: what is written is read back, each file is read once, and invalid content is named."""
 
 import dataclasses
 import json

@@ -1,5 +1,5 @@
-"""What comes from a stranger runs no code, what was changed is noticed, what a user keeps in a folder stays there, and
-a run that is asked to stop leaves a checkpoint."""
+"""Files from strangers run no code, changed files are noticed, a user's own files in a folder are kept, and a run that
+is asked to stop leaves a checkpoint."""
 
 import json
 import os

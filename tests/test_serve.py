@@ -1,4 +1,4 @@
-"""`bace serve`: a model behind HTTP, with real sockets and a real browser where there is one."""
+"""`bace serve` offers a model over HTTP; tests use real sockets, and a real browser if one is installed."""
 
 import base64
 import http.client

@@ -1,4 +1,5 @@
-"""Figures of settings compared: the numbers they draw, by hand; that plotly takes them; and where the page has them."""
+"""Figures that compare settings: the numbers are compared with hand-computed ones, plotly accepts the figures, and the
+page shows them in the right place."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a command imports before it needs it: nothing that takes seconds."""
+"""A command imports no slow module before it needs it."""
 
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-"""Files that somebody else has made: what cannot be used is refused in one sentence, early, within bounds of memory and
-time, and without starting another program. (The report page: test_page_safety.py; code and folders: test_safety.py.)"""
+"""Unusable files from strangers are refused in one sentence, early, within limits of memory and time, and without
+starting another program. test_page_safety.py tests the report page, and test_safety.py tests code and folders."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The stream: what it serves, what it refuses, and how batches are put together."""
+"""The stream: what it serves, what it refuses, and how it assembles batches."""
 
 import itertools
 

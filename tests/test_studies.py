@@ -1,4 +1,5 @@
-"""Studies: their numbers by hand and against scikit-learn and brute force; that they feed nothing back; resume."""
+"""The numbers of studies are compared with hand-computed ones, scikit-learn and brute force. Studies do not influence
+the run, and they resume."""
 
 import base64
 import io

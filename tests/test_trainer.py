@@ -1,5 +1,5 @@
-"""The loop: optimiser, schedules, hooks, stages, resume, forward transfer. On points in the plane, where all can be
-checked by hand."""
+"""The training loop: optimiser, schedules, hooks, stages, resume and forward transfer, on points in the plane, where
+everything can be checked by hand."""
 
 import copy
 import dataclasses

@@ -1,5 +1,5 @@
-"""bace tune: it sees the training examples of the first tasks and nothing else, goes on where it stopped, and leaves
-settings that a run takes."""
+"""bace tune sees only the training examples of the first tasks, continues where it stopped, and writes settings that a
+run accepts."""
 
 import itertools
 import shutil

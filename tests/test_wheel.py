@@ -1,4 +1,4 @@
-"""The wheel has all that bace needs, and installs where there is nothing but the packages it asks for."""
+"""The wheel contains everything that bace needs, and installs with only the packages that it requires."""
 
 import shutil
 import subprocess

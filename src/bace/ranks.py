@@ -228,14 +228,14 @@ def texts(own: str) -> list[str]:
 
 
 def check_same(found: dict[str, str]) -> None:
-    """Refuse to go on if any of these fingerprints, by name, is another on another rank."""
+    """Refuse to continue if any of these fingerprints, by name, differs between ranks."""
     if not several():
         return
     lists = [dict(line.split("\t") for line in text.split("\n")) for text in texts(_lines(found))]
     for rank, other in enumerate(lists):
         if different := [name for name in {**lists[0], **other} if lists[0].get(name) != other.get(name)]:
             raise RanksDiffer(
-                f"the processes of this run have drifted apart: '{different[0]}' of rank {rank} is not that of rank 0 "
+                f"the processes of this run have drifted apart: '{different[0]}' of rank {rank} differs from rank 0's "
                 f"({len(different)} of {len(lists[0])} differ). No checkpoint was written. Give all ranks the same "
                 "data, machines and versions; a method that computes gradients by itself has to take `ranks.mean` of "
                 "them"

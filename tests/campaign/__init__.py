@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m campaign [kills] [stops] [disk] [damage] [inputs] [--out DIR] [--cases N] [--report FILE]
 
-Each campaign is a module with `cases`, which yields a name and a function for each fault; what the function returns is
-one line of DIR/<campaign>.jsonl, and `fault` in it says what went wrong, if anything did. Cases that have a line there
-are not run again: a campaign that was stopped goes on where it was.
+Each campaign is a module with `cases`, which yields a name and a function for each fault. The function returns one line
+of DIR/<campaign>.jsonl, in which `fault` says what went wrong, if anything did. Cases that already have a line are not
+run again, so a campaign that was stopped continues.
 """

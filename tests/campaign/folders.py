@@ -1,4 +1,4 @@
-"""Run folders and learners of a stranger, with something strange in their JSON and tensors, and checksums that fit."""
+"""Run folders and learners from a stranger, with invalid JSON or tensors and matching checksums."""
 
 import contextlib
 import json

@@ -1,5 +1,5 @@
-"""`bace learn` is killed with `kill -9` at a random moment. The model must load afterwards and give the very scores
-that it gave before, or those that it gives when it has learned everything."""
+"""`bace learn` is killed with `kill -9` at a random moment. The model must load afterwards and give exactly the scores
+from before, or those of a model that has learned everything."""
 
 import json
 import random

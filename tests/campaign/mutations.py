@@ -1,4 +1,4 @@
-"""Ways to spoil bytes, lines and JSON."""
+"""Ways to damage bytes, lines and JSON."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whole files of every format that is read, and ways to spoil them; and files that would run code."""
+"""Valid files of every format that is read, ways to damage them, and files that would run code."""
 
 import csv
 import gzip

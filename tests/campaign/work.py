@@ -1,4 +1,5 @@
-"""What campaigns share: a process with everything imported, which forks a child for each case; runs to compare with."""
+"""Parts shared by campaigns: a process with everything imported, which forks a child for each case, and reference
+runs."""
 
 import contextlib
 import io

@@ -1,4 +1,5 @@
-"""ACIL batch by batch against joint ridge regression in numpy, in any order of tasks; one update by hand."""
+"""ACIL's solution after each batch is compared with joint ridge regression in numpy, in any order of tasks, and one
+update with hand-computed numbers."""
 
 from typing import Any
 

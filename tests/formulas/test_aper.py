@@ -1,5 +1,5 @@
-"""APER's tuning against a plain loop with torch's own SGD, its means and cosines against numpy on the frozen and the
-tuned features, and what may change in which task."""
+"""APER's tuning is compared with a plain loop with torch's own SGD, and its means and cosines with numpy on the frozen
+and the tuned features. Tests check what each task may change."""
 
 import copy
 import math

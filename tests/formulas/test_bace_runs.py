@@ -1,5 +1,5 @@
-"""Whole runs of BaCE: what it equals when its terms are off, that its terms are paired, and its bias correction
-(docs/bace.md 7)."""
+"""Whole runs of BaCE equal simpler methods when its terms are off. Tests also check that its terms are paired, and its
+bias correction (docs/bace.md 7)."""
 
 import math
 from typing import Any

@@ -1,5 +1,5 @@
-"""BaCE's exact speed-ups (docs/bace.md 9): together they change the work and not the result, and each does what it is
-for. In double precision, with LayerNorm models without dropout."""
+"""BaCE's exact speed-ups (docs/bace.md 9) reduce the work and do not change the result, in double precision and with
+LayerNorm models without dropout."""
 
 from typing import Any
 

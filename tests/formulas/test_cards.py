@@ -1,4 +1,4 @@
-"""The cards of docs/methods.md against the methods."""
+"""The cards in docs/methods.md agree with the methods."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Class statistics against numpy, whatever the parts in which they were observed; features drawn from them."""
+"""Class statistics observed in any parts, and features drawn from them, are compared with numpy."""
 
 import numpy as np
 import torch

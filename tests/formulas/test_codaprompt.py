@@ -1,5 +1,5 @@
-"""CODA-Prompt's weights by loops over components, its prompts and its pass on one example at a time, Gram-Schmidt as a
-property, and what a task may change."""
+"""CODA-Prompt's weights are compared with loops over components, and its prompts and its pass with one example at a
+time. Gram-Schmidt is checked by its properties. Tests check what a task may change."""
 
 from typing import Any
 

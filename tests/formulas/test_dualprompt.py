@@ -1,5 +1,6 @@
-"""DualPrompt's selection of an E-prompt by numpy, its pass block by block on one example at a time, its loss in numpy,
-what a task may change, and that nothing depends on what else is in a batch."""
+"""DualPrompt's selection of an E-prompt and its loss are compared with numpy, and its pass with a block-by-block
+composition on one example at a time. Tests check what a task may change, and that results do not depend on the rest of
+a batch."""
 
 from pathlib import Path
 from typing import Any

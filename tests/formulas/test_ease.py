@@ -1,5 +1,5 @@
-"""EASE's prototypes in every space, the made ones by loops over pairs of classes, and its scores in numpy; with one
-task it is APER without concatenation."""
+"""EASE's prototypes in every space are compared with loops over pairs of classes, and its scores with numpy. With one
+task it equals APER without concatenation."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""FeCAM's distances against numpy from unit features to pseudo-inverse; with the identity for covariance it is nearest
-mean; shrinkage and normalisation by hand."""
+"""FeCAM's distances are compared with numpy, from unit features to the pseudo-inverse, and shrinkage and normalisation
+with hand-computed numbers. With the identity as covariance it predicts the nearest mean."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""The formulas of losses.py (docs/bace.md 2, 3) against numpy, numbers by hand and finite differences."""
+"""The formulas of losses.py (docs/bace.md 2, 3) are compared with numpy, hand-computed numbers and finite
+differences."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Measures on hand-made matrices, and entity scores against seqeval."""
+"""Measures are checked on hand-made matrices, and entity scores are compared with seqeval."""
 
 import warnings
 from typing import Any

@@ -1,5 +1,5 @@
-"""MOS's merging, contrast and search for an example's own adapters against loops in numpy, its Gaussians and alignment
-by hand, and what each stage may change."""
+"""MOS's merging, contrast and search for an example's adapters are compared with loops in numpy, and its Gaussians and
+alignment with hand-computed numbers. Tests check what each stage may change."""
 
 import copy
 from typing import Any

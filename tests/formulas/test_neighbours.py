@@ -1,4 +1,4 @@
-"""Block-wise exact neighbours against brute force (docs/bace.md 2.2, 2.6)."""
+"""Block-wise exact neighbours are compared with brute force (docs/bace.md 2.2, 2.6)."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What all methods by statistics share: the order of tasks does not matter, nor what else is in a batch."""
+"""Methods that learn by statistics do not depend on the order of tasks or on the rest of a batch."""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
-"""RanPAC's sums, solution and choice of strength against numpy on the network's own features; without a projection it
-is ridge regression, with a fixed strength the cut into tasks does not matter; only its first session moves adapters."""
+"""RanPAC's sums, solution and choice of strength are compared with numpy on the network's own features. Without a
+projection it equals ridge regression, and with a fixed strength the split into tasks does not matter. Only its first
+session changes adapters."""
 
 from typing import Any
 

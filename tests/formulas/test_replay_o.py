@@ -1,5 +1,5 @@
-"""Words labelled O in replayed sentences (train.replay_o): which are under cross-entropy and which are distilled, by
-hand, in every method that replays sentences."""
+"""Words labelled O in replayed sentences (train.replay_o): in every method that replays sentences, the words that are
+learned with cross-entropy or distilled are compared with a selection by hand."""
 
 from typing import Any
 

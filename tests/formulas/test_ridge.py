@@ -1,4 +1,4 @@
-"""Ridge solutions and the choice of their strength against numpy, by either of the two equal formulas."""
+"""Ridge solutions, by both of the two equal formulas, and the choice of their strength are compared with numpy."""
 
 from collections.abc import Callable
 

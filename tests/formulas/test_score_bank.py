@@ -1,5 +1,5 @@
-"""BaCE's bank of neighbours' scores (docs/bace.md 9, S10): exact at first, then as old as a sample's last turn, saved
-with the run; and the one neighbour that carries gradient for all stands for them on average."""
+"""BaCE's bank of neighbours' scores (docs/bace.md 9, S10) starts exact, then holds the scores from each sample's last
+turn, and is saved with the run. The neighbour that carries gradient for all equals them on average."""
 
 from pathlib import Path
 from typing import Any

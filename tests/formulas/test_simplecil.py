@@ -1,5 +1,5 @@
-"""SimpleCIL's rows against class means in numpy, its decisions against cosines by hand; its forward transfer is the
-score that it reaches."""
+"""SimpleCIL's rows are compared with class means in numpy, and its decisions with cosines by hand. Its forward transfer
+is the score that it reaches."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Forward transfer by each method's own rule: every score of a task that is not yet learned, with rows from its data
-and with random ones, by brute force in numpy and in double precision."""
+"""Forward transfer by each method's own rule: the scores of a task that is not yet learned, with rows from its data and
+with random rows, are compared with brute force in numpy in double precision."""
 
 import math
 from collections.abc import Callable

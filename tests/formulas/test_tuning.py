@@ -1,4 +1,5 @@
-"""The number of steps of published tunings, by hand; and what it and the start of the head are for."""
+"""The number of steps of published tunings is compared with hand-computed numbers. Tests show why it, and the initial
+values of the head, matter."""
 
 from typing import Any
 

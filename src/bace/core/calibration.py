@@ -1,18 +1,18 @@
-"""Scores as probabilities: one temperature for all classes (Guo, Pleiss, Sun, Weinberger, ICML 2017)."""
+"""Scores become probabilities by one temperature for all classes (Guo, Pleiss, Sun, Weinberger, ICML 2017)."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BINS = 15  # of the expected calibration error
+BINS = 15  # number of bins of the expected calibration error
 TEMPERATURES = torch.logspace(-3, 3, 121, dtype=torch.float64)
 
 
 def fit_temperature(scores: Tensor, targets: Tensor) -> float:  # (rows, classes), (rows,)
     """The T of softmax(z / T) with the least cross-entropy.
 
-    The rows were learned from, and may all be right: no T would be small enough for them. As in Platt's scaling a
-    target is therefore not 1 but (n + 1) / (n + 2), where n is the number of rows of its class."""
+    The rows come from the training data, so all predictions may be right, and no T would be small enough. As in Platt's
+    scaling, a target is therefore not 1 but (n + 1) / (n + 2), where n is the number of rows of its class."""
     counts = torch.bincount(targets, minlength=scores.shape[1]).double()[targets]
     own = (counts + 1) / (counts + 2)
     rest = max(scores.shape[1] - 1, 1)

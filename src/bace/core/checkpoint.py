@@ -23,7 +23,7 @@ from bace.models.weights import raw_bytes
 
 MANIFEST = "sha256.json"
 FILES = ("state.safetensors", "state.json", MANIFEST)
-OURS = (*FILES, ".tmp*")  # with what safetensors writes to, before it renames it
+OURS = (*FILES, ".tmp*")  # including the temporary files of safetensors
 
 
 def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, keep: int) -> Path:
@@ -49,7 +49,7 @@ def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], *, kee
     for number in _numbers(folder)[:-keep]:
         try:
             discard(folder / f"{number:08d}", FILES)
-        except OSError as error:  # the new one is in place: no reason to stop
+        except OSError as error:  # the new checkpoint is in place, so the run can continue
             old = folder / f"{number:08d}"
             warnings.warn(f"the old checkpoint '{old}' could not be deleted: {error}", stacklevel=2)
     return final
@@ -156,12 +156,12 @@ def take_state(method: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def fingerprints(tensors: dict[str, Tensor]) -> dict[str, str]:
-    """What tells the values of each tensor from others."""
+    """A fingerprint of the values of each tensor."""
     return {name: hashlib.blake2b(raw_bytes(tensor), digest_size=16).hexdigest() for name, tensor in tensors.items()}
 
 
 def method_state(tensors: dict[str, Tensor], plain: dict[str, Any]) -> dict[str, Any]:
-    """The state dict of a method that has its shapes, from what `take_state` gave."""
+    """The state dict of a method that already has its shapes, from the result of `take_state`."""
     return {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")} | plain
 
 

@@ -74,7 +74,7 @@ def recognised(method: Method, examples: Tensor) -> float | None:
 
 
 def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenient: bool = False) -> dict[str, Any]:
-    """What a test set's predictions are worth, in percent; "score" is the one the accuracy matrix takes."""
+    """The scores of predictions on a test set, in percent; "score" is the one in the accuracy matrix."""
     own = [stream.names[c] for c in task.classes]
     return stream.modality.score(_predicted(stream, rows, predicted, stream.tasks[-1]), own, lenient=lenient)
 

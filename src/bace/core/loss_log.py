@@ -1,4 +1,4 @@
-"""The loss terms of an epoch, left on the device until somebody reads them: a step never waits for their values."""
+"""The loss terms of an epoch stay on the device until they are read, so that a step never waits for their values."""
 
 import math
 
@@ -17,7 +17,7 @@ class LossLog:
         self.waiting: list[tuple[str, list[str], Tensor]] = []  # where the step was, names and values (terms,)
 
     def note(self, where: str, terms: dict[str, Tensor]) -> None:
-        """`where` is what an error message says of the step."""
+        """`where` describes the step in error messages."""
         self.waiting.append((where, list(terms), torch.cat([term.detach().reshape(1) for term in terms.values()])))
 
     @property
@@ -25,7 +25,7 @@ class LossLog:
         return len(self.waiting) >= READ_EVERY
 
     def read_into(self, sums: dict[str, float]) -> None:
-        """Add what was noted to `sums`, whose "steps" counts the steps. The first term that is not finite is an
+        """Add the noted terms to `sums`, whose "steps" counts the steps. The first term that is not finite raises an
         error."""
         if not self.waiting:
             return

@@ -56,7 +56,7 @@ class HoldsClasses(Protocol):
 
 
 def holders(module: nn.Module) -> Iterator[HoldsClasses]:
-    """All such modules inside of this one, but not those inside of them."""
+    """All such modules inside this one, except those that are nested in them."""
     for part in module.children():
         if isinstance(part, HoldsClasses):
             yield part
@@ -65,8 +65,8 @@ def holders(module: nn.Module) -> Iterator[HoldsClasses]:
 
 
 class _Modalities:
-    """Names of all modalities, those registered later too; without those that have a background class if the method has
-    no place for one."""
+    """The names of all modalities, including those that are registered later. Modalities with a background class are
+    left out if the method has no place for one."""
 
     def __get__(self, _: object, method: type[Method]) -> AbstractSet[str]:
         return {name for name, known in MODALITIES.items() if method.takes_o or known.background is None}
@@ -96,7 +96,7 @@ class Method(Toolbox):
     cost: Passes = Passes()
     # why `bace export` refuses it: its prediction is more than a function of one example
     not_exportable: ClassVar[str | None] = None
-    # why `Learner.forget` refuses it: what it keeps mixes the classes, and the share of one cannot be taken out
+    # why `Learner.forget` refuses it: its state mixes the classes, and the share of one cannot be removed
     cannot_forget: str | None = None
     by_class: ClassVar[tuple[str, ...]] = ()  # names of buffers with an entry for each class: (classes, ...)
     whole_batches: ClassVar[bool] = False  # a batch that is read in parts (train.accumulate) would not give the same
@@ -248,11 +248,11 @@ class Method(Toolbox):
 
     @torch.no_grad()
     def forget(self, classes: Sequence[int], examples: Tensor) -> None:
-        """Remove these classes: their head rows, their statistics, and these examples, all that show them, from memory.
-        The classes keep their numbers, so that shapes stay. What the encoder has learned of them stays too.
+        """Remove these classes: their head rows, their statistics, and from memory these examples, which are all that
+        show them. The classes keep their numbers, so shapes do not change. The encoder keeps what it has learned.
 
-        A method that keeps more of a class than rows of heads, `forget_classes` of other modules and the buffers of
-        `by_class` removes it here, or says in `cannot_forget` why it cannot."""
+        If a method keeps more about a class than head rows, modules with `forget_classes` and the buffers in
+        `by_class`, it removes this here, or says in `cannot_forget` why it cannot."""
         for memory in self.memories():
             memory.keep(torch.nonzero(~torch.isin(memory.examples, examples)).flatten())
         for module in holders(self):

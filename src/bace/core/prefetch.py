@@ -1,4 +1,4 @@
-"""Batches that are made while the step before them runs."""
+"""Batches are made while the previous step runs."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +10,8 @@ Made = TypeVar("Made")
 
 
 def made_ahead(make: Callable[[Ids], Made], parts: Sequence[Ids], count: int) -> Iterator[Made]:
-    """`make(part)` for each part, in order. A second thread keeps `count` of them ready; with 0 each is made when it is
-    asked for. What a batch holds depends on its ids and view alone, so nothing else about a run changes."""
+    """`make(part)` for each part, in order. A second thread keeps `count` of them ready; with 0 each is made on demand.
+    A batch depends only on its ids and view, so the run does not change otherwise."""
     if not count:
         yield from map(make, parts)
         return

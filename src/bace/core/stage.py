@@ -1,4 +1,4 @@
-"""A stage of training, as a method declares it and the trainer carries it out."""
+"""A stage of training, which a method declares and the trainer carries out."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Stage:
     # the ids of an epoch in order, as many as `examples`; default: each once, shuffled
     sampler: Callable[[torch.Generator], Tensor] | None = None
     augment: bool = True  # random views; otherwise clean ones
-    cached: bool = False  # the loss takes outputs that before_epoch keeps: its batches come without inputs
+    cached: bool = False  # the loss uses outputs that before_epoch has computed, so its batches have no inputs
     optimise: bool = True  # False: a stage without gradients
     min_steps: int = 0  # the number of epochs is raised until there are at least this many optimiser steps
     lr: float | None = None  # default: the run's, as for the optimiser, momentum, weight decay, clip and schedule

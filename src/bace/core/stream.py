@@ -78,8 +78,8 @@ class Stream(Sequence[Task]):
 
     @property
     def groups(self) -> Tensor:
-        """(classes,) what each class counts as in a memory's quota: itself, or its entity type; -1 for background, and
-        for a class that is forgotten."""
+        """(classes,) the group of each class in a memory's quota: the class itself or its entity type; -1 for the
+        background and for forgotten classes."""
         groups = torch.tensor(self.modality.groups(self.names), dtype=torch.int64)
         groups[list(self.forgotten)] = -1
         return groups
@@ -170,7 +170,7 @@ class Stream(Sequence[Task]):
         return [batches[i] for i in torch.randperm(len(batches), generator=rng).tolist()]
 
     def fingerprint(self) -> str:
-        """The same for streams of the same tasks, labels and, as far as a few of them show, examples."""
+        """A fingerprint that is equal for streams with the same tasks, labels and (compared on a few) examples."""
         ids = [part for task in self.tasks for part in (task.train, task.valid, task.test)]
         few = torch.linspace(0, len(self.data) - 1, min(len(self.data), COMPARED)).long()
         shown = self.data.inputs(few, None, torch.device("cpu")) if len(few) else {}

@@ -22,7 +22,7 @@ class Skipped(Exception):
 
 @dataclass
 class Observation:
-    """What studies see after a task. They need a licence of the stream to read data of other tasks."""
+    """What studies see after a task. They need a licence from the stream to read data of other tasks."""
 
     method: Method
     task: Task
@@ -57,9 +57,9 @@ class Observation:
             yield
 
     def check_one_encoder(self) -> None:
-        """Raise Skipped unless one encoder makes the features of all classes."""
+        """Raise Skipped unless one encoder computes the features of all classes."""
         if not self.method.one_encoder:
-            raise Skipped(f"{self.method.title} passes every task through an encoder of its own: they share no space")
+            raise Skipped(f"{self.method.title} has a separate encoder for each task, so features share no space")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""What methods are made of: their network, stream and memory, and what many of them do with these.
+"""The parts of a method (its network, stream and memory) and the tools that many methods use on them.
 
-The hooks, which a method overrides, are in method.py. A few of the tools may be overridden too: which examples a task
+The hooks, which a method overrides, are in method.py. A few of the tools may be overridden, too: which examples a task
 is learned from, and which of them are remembered.
 """
 
@@ -73,8 +73,8 @@ class Toolbox(ElasticBuffers):
         return self.memory.draw(self.replay_size, self.now.rng(f"memory {draw}"))
 
     def labels(self, batch: Batch) -> Tensor:  # (rows,) class ids, on the CPU
-        """The classes of a batch's rows as the stream knows them: what depends on them waits for no device, as it would
-        for `batch.targets`."""
+        """The classes of a batch's rows, read from the stream. Unlike `batch.targets`, they can be read without waiting
+        for the device."""
         return self.stream.targets[batch.rows]
 
     def labelled(self, labels: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool, both on the CPU
@@ -94,7 +94,7 @@ class Toolbox(ElasticBuffers):
         """Refill the memory at the end of a task, within its budget."""
         if self.memory.size or self.memory.per_class:
             quota = self.quota(task)
-            # a known class of which there are more examples is chosen again, from these and its old ones
+            # for a known class with more examples, the selection is repeated over these and the old ones
             again = torch.isin(self.memory.group, self.stream.group_of(task.train))
             chosen = self.choose(torch.cat([task.train, self.memory.examples[again]]), task, max(quota, 1))
             self.memory.keep(torch.nonzero(~again).flatten())
@@ -144,7 +144,7 @@ class Toolbox(ElasticBuffers):
         return Output(out.features.cpu(), out.logits.cpu())
 
     def outputs_on_device(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
-        """The same, where the network is: for tables that steps read."""
+        """The same on the network's device, for tables that steps read."""
         parts, in_order = self.stream.bucketed(examples, self.training_settings.eval_batch_size)
         out = self.infer((self.stream.batch(part, view=view) for part in parts), model)
         return Output(in_order(out.features), in_order(out.logits))

@@ -53,7 +53,7 @@ class Results:
     passes: float = 0.0  # of examples through an encoder: forward counts one, forward and backward three
 
     def check(self) -> None:
-        """Raise what summing up would raise, but before the rest is computed, because a file may hold anything."""
+        """Raise the errors of summing up before the rest is computed, because a file may contain anything."""
         if self.matrix:
             metrics.summary(self.matrix)
         for detail in self.details:
@@ -71,7 +71,7 @@ class Trainer:
         method, stream: attached to each other (`experiments.assemble.attach`).
         config: training, measures and checkpoint settings.
         log: takes one JSON-able event at a time.
-        save: called with (tensors, JSON state) when a checkpoint is due; None: never saved.
+        save: called with (tensors, JSON state) when a checkpoint is due; None means that nothing is saved.
         show: called with the share done and the current position, for a progress bar.
         tell: called after each task of a run with a line of its scores and of the time that is left.
         studies: the studies that observe the run, by name.
@@ -150,7 +150,7 @@ class Trainer:
     def train(self, stage: Stage, stages: int) -> None:
         """Train one stage, from its beginning or from the resume point, in epochs of shuffled batches."""
         method, now, (first_epoch, first_step) = self.method, self.now, (self.now.epoch, self.now.step)
-        now.stage, now.epoch, now.step = stage.name, 0, 0  # what a stage needs is made (again) at its start
+        now.stage, now.epoch, now.step = stage.name, 0, 0  # tables of a stage are made (again) at its start
         if not now.prepared:
             if stage.structure:
                 stage.structure()
@@ -173,7 +173,7 @@ class Trainer:
             self.restored = None
             for now.epoch in range(first_epoch, stage.epochs):
                 now.step = 0
-                self.open()  # closes what has left the memory since
+                self.open()  # examples that have left the memory can no longer be read
                 method.eval()
                 method.before_epoch(stage)
                 self.note()
@@ -356,7 +356,7 @@ class Trainer:
         return f"task {task.index + 1}/{tasks}: {scores}{self.left_in_words((task.index + 1) / tasks)}"
 
     def left_in_words(self, done: float) -> str:
-        """', 40 s left', if the rest goes on as fast as what this process has done."""
+        """', 40 s left', if the rest takes as long per step as in this process so far."""
         if self.began is None or done <= self.began[1] or done >= 1:
             return ""
         return f", {duration((time.monotonic() - self.began[0]) * (1 - done) / (done - self.began[1]))} left"
@@ -369,7 +369,7 @@ class Trainer:
         event = {"event": "epoch", "task": self.now.task + 1, "stage": stage.name, "epoch": self.now.epoch}
         self.log({**event, "loss": self.loss, "terms": terms})
 
-    # -- saving and going on
+    # -- saving and continuing
 
     def resume_point(self, kind: str, *, steps: int = 0, due: bool = False) -> None:
         """A point where a run may be interrupted. A checkpoint is written if one is due or the run must stop."""
@@ -388,7 +388,7 @@ class Trainer:
             raise Stopped(signal)
 
     def check_ranks(self, tensors: dict[str, Tensor] | None = None) -> None:
-        """Refuse to go on if the processes of the run differ in stream, position, memory or weights (`state`)."""
+        """Refuse to continue if the processes of the run differ in stream, position, memory or weights (`state`)."""
         if ranks.several():
             found = fingerprints(self.state()[0] if tensors is None else tensors)
             ranks.check_same({"stream": self.stream.fingerprint(), "position": repr(self.now.state()), **found})
@@ -398,14 +398,14 @@ class Trainer:
         return time.monotonic(), self.method.model.encoder.passes.total
 
     def tick(self) -> None:
-        """Add what was spent since the last time."""
+        """Add the time and passes since the last call."""
         before, self.clock = self.clock, self.spent()
         self.results.seconds += self.clock[0] - before[0]
         self.results.passes += float(ranks.total(torch.tensor(self.clock[1] - before[1], dtype=torch.float64)))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the rest of the run depends on."""
-        self.losses.read_into(self.now.sums)  # what is not finite is never saved
+        self.losses.read_into(self.now.sums)  # raises if a term is not finite, so that it is never saved
         tensors, plain = take_state(self.method)
         optimiser = self.restored
         if self.optimiser is not None and not self.optimiser_is_over():

@@ -329,7 +329,7 @@ def _pictures(
     small = {**defaults, **_PICTURES_DESK, **desk}
     return (
         Benchmark(name, "image", note, parts, defaults, corpora),
-        Benchmark(f"{name}-desk", "image", f"{note}; few pictures a class, ViT-Tiny", parts, small, corpora),
+        Benchmark(f"{name}-desk", "image", f"{note}; few pictures per class, ViT-Tiny", parts, small, corpora),
     )
 
 
@@ -462,7 +462,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark(
             "topics-desk",
             "text",
-            "AGNews, DBPedia (two tasks), Stack Overflow (two tasks): 36 topics, MiniLM, 100 texts a class",
+            "AGNews, DBPedia (two tasks), Stack Overflow (two tasks): 36 topics, MiniLM, 100 texts per class",
             shared_out(TOPICS_DESK, "text", prefix=False),
             {
                 **_TEXT,
@@ -486,7 +486,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark(
             "entities-desk",
             "token",
-            "BioNLP13CG, MIT Movie, WNUT2017, MIT Restaurant, BTC: 45 types, MiniLM, 600 sentences a corpus",
+            "BioNLP13CG, MIT Movie, WNUT2017, MIT Restaurant, BTC: 45 types, MiniLM, 600 sentences per corpus",
             shared_out(ENTITIES_DESK, "token"),
             {
                 **_ENTITIES,

@@ -61,11 +61,11 @@ class TaskCorpus:
     classes: tuple[str, ...] = ()
 
 
-# Pictures. The counts are those of the paper's table; its 50,000 training pictures of MNIST are 60,000 in the set.
+# Pictures. The counts come from the paper's table, except that MNIST has 60,000 training pictures, not 50,000.
 
 _CLASS_FOLDERS = "train/<class>/ and test/<class>/ with pictures"
 _IDX = "train- and t10k-images-idx3-ubyte, -labels-idx1-ubyte, packed (.gz) or not, or Parquet"
-_REVISITING = "as cut for RevisitingCIL (https://github.com/zhoudw-zdw/RevisitingCIL, which links the files)"
+_REVISITING = "with the split of RevisitingCIL (https://github.com/zhoudw-zdw/RevisitingCIL, which links the files)"
 
 CIFAR100 = Corpus(
     "cifar100",
@@ -126,7 +126,7 @@ NOTMNIST = Corpus(
     title="notMNIST",
     counts=Counts(10, 18_265, 459),
     layout="Train/<letter>/ and Test/<letter>/, or <letter>/ alone, without its two broken files "
-    "(then 459 of 18,724 are held out as the test)",
+    "(then 459 of 18,724 are held out as the test set)",
     unpacked="notMNIST",
     held_out=459 / 18_724,
     mirror=False,
@@ -146,7 +146,7 @@ IMAGENET_R = Corpus(
     f"https://github.com/hendrycks/imagenet-r, MIT; {_REVISITING}",
     title="ImageNet-R",
     counts=Counts(200, 24_000, 6_000),
-    layout=f"{_CLASS_FOLDERS}, or <class>/ alone (then a fifth is held out as the test)",
+    layout=f"{_CLASS_FOLDERS}, or <class>/ alone (then a fifth is held out as the test set)",
     unpacked="imagenet-r",
     held_out=0.2,
 )
@@ -156,7 +156,7 @@ IMAGENET_A = Corpus(
     f"https://github.com/hendrycks/natural-adv-examples, MIT; {_REVISITING}",
     title="ImageNet-A",
     counts=Counts(200, 5_981, 1_519),
-    layout=f"{_CLASS_FOLDERS}, or <class>/ alone (then a fifth is held out as the test)",
+    layout=f"{_CLASS_FOLDERS}, or <class>/ alone (then a fifth is held out as the test set)",
     unpacked="imagenet-a",
     held_out=0.2,
 )
@@ -166,8 +166,8 @@ CUB = Corpus(
     f"https://www.vision.caltech.edu/datasets/cub_200_2011, for non-commercial use; {_REVISITING}",
     title="CUB-200",
     counts=Counts(200, 9_430, 2_358),
-    layout=f"{_CLASS_FOLDERS}, or <class>/ alone, as below images/ of the original (then a fifth is held out as the "
-    "test, for this literature cuts it so; the original's own split is half and half)",
+    layout=f"{_CLASS_FOLDERS}, or <class>/ alone, as in images/ of the original (then a fifth is held out as the test "
+    "set, as is usual in this literature; the original split is half and half)",
     unpacked="CUB_200_2011/images",
     held_out=0.2,
 )
@@ -186,7 +186,7 @@ OMNIBENCHMARK = Corpus(
     f"https://github.com/ZhangYuanhan-AI/OmniBenchmark, CC BY-NC-ND 4.0; {_REVISITING}",
     title="OmniBenchmark",
     counts=Counts(300, 89_697, 5_985),
-    layout=f"{_CLASS_FOLDERS}; classes are numbers, nobody has published their names",
+    layout=f"{_CLASS_FOLDERS}; classes are numbers, because their names are not published",
     unpacked="omnibenchmark",
 )
 VTAB = Corpus(
@@ -208,8 +208,8 @@ DBPEDIA = Corpus(
     "CC BY-SA",
     columns=("title?", "content"),
     counts=Counts(14, 560_000, 70_000),
-    layout="train and test files (JSONL or Parquet) with label, title and content; a text is its title and content, in "
-    "a copy without titles its content alone",
+    layout="train and test files (JSONL or Parquet) with label, title and content; a text is its title and content, or "
+    "its content alone in a copy without titles",
 )
 YAHOO = Corpus(
     "yahoo_answers_topics",

@@ -1,4 +1,4 @@
-"""From a configuration to a method with its network and memory, on a stream."""
+"""Make a method with its network and memory, on a stream, from a configuration."""
 
 import dataclasses
 import os
@@ -37,8 +37,8 @@ from bace.randomness import generator
 def assemble(
     config: Config, caches: PrefixCaches | None = None, visible: Callable[[list[TaskTables]], list[TaskTables]] = list
 ) -> tuple[Method, Stream]:
-    """The method and the stream of a configuration, attached to each other. `visible` chooses the benchmark's data that
-    may be part of the stream; by default this is all."""
+    """The method and the stream of a configuration, attached to each other. `visible` chooses which data of the
+    benchmark may be part of the stream; by default all of it."""
     benchmark = find_benchmark(str(config.benchmark["name"]))
     prepare_torch(config)
     method = make_method(config, benchmark.modality)
@@ -109,7 +109,7 @@ def attach(
 
 
 def check_memory(method: Method) -> None:
-    """Refuse before training, not after the last task, a memory that cannot hold one example of each class."""
+    """Refuse a memory that cannot hold one example of each class before training, not after the last task."""
     if method.uses_memory and len(method.stream):
         method.quota(method.stream[-1])
 
@@ -125,12 +125,12 @@ def check_pieces(method: Method, pieces: int) -> None:
 
 
 def check_batch_norms(method: Method) -> None:
-    """Refuse layers that take means over a batch, of which each of several processes passes only a share."""
+    """Refuse layers that take means over a batch, because each of several processes passes only a share of it."""
     norms = [name for name, module in method.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if norms and ranks.size() > 1:
         raise ConfigError(
             f"{method.title} with this backbone cannot be trained by several processes (train.devices): '{norms[0]}' "
-            "takes means over a batch, and each process would take those of its own share. Use one device"
+            "takes means over a batch, but each process would only see its own share. Use one device"
         )
 
 

@@ -1,4 +1,4 @@
-"""The cells of a comparison, and what running one of them means. Where they run is decided in schedule.py."""
+"""The cells of a comparison and how one of them is run. schedule.py decides where they run."""
 
 import functools
 import time
@@ -19,7 +19,7 @@ from bace.models.frozen_prefix import PrefixCaches
 from bace.progress import Board, Show, Tell
 
 Failures = dict[str, str]  # the cells that could not be run, by name, each with the reason
-LOOK_AGAIN = 0.5  # seconds until a cell that another process works on is tried again
+LOOK_AGAIN = 0.5  # seconds until a cell that another process is running is tried again
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def other_settings(cell: Cell) -> list[str]:
 def attempt(cell: Cell, caches: PrefixCaches, show: Show | None, tell: Tell = lambda line: None) -> str | None:
     """Begin or resume a cell, unless it is finished. Returns why it failed, or None.
 
-    Raises InUse while another process works on the cell, and Stopped if a signal has stopped it."""
+    Raises InUse while another process runs the cell, and Stopped if a signal has stopped it."""
     threads = torch.get_num_threads()  # a resumed run sets its own number
     try:
         if "." in (name := str(cell.config.method["name"])):  # a user's class, imported by whoever planned the cell

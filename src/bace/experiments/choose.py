@@ -1,4 +1,4 @@
-"""The training settings that the user of a Learner leaves unset, chosen from the data of a call and the memory alone.
+"""Choose the training settings that the user of a Learner leaves unset, from only the data of a call and the memory.
 
 - **Batches** are as large as possible with BATCHES steps per epoch. The number of **epochs** is raised until there are
   STEPS steps.
@@ -31,7 +31,7 @@ from bace.models.encoder import Encoder
 from bace.models.model import read_rows
 from bace.randomness import derive, generator
 
-STEPS = 200  # optimiser steps of a call, at least
+STEPS = 200  # minimum number of optimiser steps of a call
 BATCHES = 8  # steps of an epoch, as long as batches do not become smaller than SMALLEST
 SMALLEST = 16  # examples of a batch
 COMPARED, RECOGNISED = 256, 0.5  # pictures whose views are compared; the share of them that must be recognised
@@ -87,7 +87,7 @@ def choose_epochs(steps: int, least: int) -> int:
 
 
 def steps_of_epoch(method: Method, batch_size: int, examples: int) -> int:
-    """Steps over this many new examples, beside those that the method replays."""
+    """The number of steps over this many new examples, together with those that the method replays."""
     method.training_settings = dataclasses.replace(method.training_settings, batch_size=batch_size)
     return -(-examples // max(batch_size - method.replay_size, 1))
 
@@ -108,7 +108,7 @@ class Trial(Trainer):
 
 def search_rate(method: Method, stream: Stream, config: Config) -> dict[float, float]:
     """The rates that were tried, in this order, and the share of examples that was recognised with each. It is empty if
-    the method uses no rate, or if there are too few data to hold some out. `best_rate` chooses one of them."""
+    the method uses no rate, or if there is too little data to hold some out. `best_rate` chooses one of them."""
     task = stream[-1]
     with stream.licence("rate search", task.train):
         groups = stream.group_of(task.train)
@@ -154,14 +154,14 @@ def best_rate(tried: dict[float, float]) -> float:
 
 
 def knowledge(method: Method, new: Tensor, old: Tensor) -> float:
-    """The mean of the shares of new and of old examples that are recognised, if there are old ones."""
+    """The mean of the recognised shares of new and, if there are any, old examples."""
     shares = [recognised(method, ids) for ids in (new, torch.unique(old))]
     known = [share for share in shares if share is not None]
     return sum(known) / max(len(known), 1)
 
 
 def copied_method(method: Method, stream: Stream) -> Method:
-    """A copy of a method on another stream, with a position of its own."""
+    """A copy of a method on another stream, with its own position."""
     apart = {id(method.stream): stream, id(method.now): dataclasses.replace(method.now)}
     copied: Method = copy.deepcopy(method, apart)
     return copied

@@ -1,5 +1,5 @@
-"""What cells on other machines have in common. Run folders lie in storage that all machines share, and they alone say
-how far a cell is: no message has to find its way back."""
+"""Cells on other machines. Run folders are in storage that all machines share, and they alone record how far a cell
+is, so no messages are sent back."""
 
 import json
 import math
@@ -19,23 +19,23 @@ from bace.models.frozen_prefix import PrefixCaches
 from bace.progress import Board
 
 T = TypeVar("T", bound=Hashable)
-TAIL = 65_536  # bytes at the end of a log in which its last event is looked for
+TAIL = 65_536  # bytes at the end of a log that are searched for its last event
 LOOK_AGAIN = 2.0  # seconds
 
 
 def with_whole_path(cell: Cell) -> Cell:
-    """Another machine works in another folder."""
+    """Paths are made absolute, because another machine works in another folder."""
     return replace(cell, folder=cell.folder.absolute())
 
 
 def cell_threads(cell: Cell) -> int:
-    """A cell on a cluster takes the CPUs that its settings name, by default one."""
+    """A cell on a cluster uses the number of CPUs in its settings, by default one."""
     return cell.config.train.threads or 1
 
 
 def attempt_there(cell: Cell, folder: str) -> str | None:
-    """Call `attempt` on the machine that the cluster has chosen. Paths in the settings start at `folder`, where the
-    comparison was started."""
+    """Call `attempt` on the machine that the cluster has chosen. Paths in the settings are relative to `folder`, where
+    the comparison was started."""
     os.chdir(folder)
     torch.set_num_threads(cell_threads(cell))
     while True:
@@ -55,8 +55,8 @@ def follow(
     """Wait for cells and show how far they are.
 
     Args:
-        submitted: submits the next cell whenever it is asked for one; at most `most` at a time are under way.
-        done: returns those of these that have ended; it may take a moment.
+        submitted: submits the next cell when it is asked for one; at most `most` run at a time.
+        done: returns the cells among these that have ended; it may take a moment.
         result: returns why a cell failed, or None; it may also raise an exception.
     """
     failed: Failures = {}
@@ -85,7 +85,7 @@ def follow(
 
 
 def glance(folder: Path) -> tuple[float, str] | None:
-    """How far the run in a folder is, by the last event of its log; None if there is no such event yet."""
+    """The progress of the run in a folder, by the last event of its log; None if there is no such event yet."""
     if not is_begun(folder):
         return None
     tasks = len(read_description(folder).tasks)

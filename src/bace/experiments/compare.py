@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # the report takes names from here and needs no torch
     from bace.config.schema import Config
     from bace.experiments.cells import Cell
 
-RUNS = Path("runs")  # the folder of folders that nobody has named
+RUNS = Path("runs")  # the parent of run folders that the user has not named
 
 
 def parse_method(word: str) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Start the processes of one run by torch's own launcher, as `torchrun --nproc-per-node N -m bace ...` does."""
+"""Start the processes of one run with torch's own launcher, as `torchrun --nproc-per-node N -m bace ...` does."""
 
 import dataclasses
 import logging
@@ -15,17 +15,17 @@ import torch
 from bace.errors import TrainingError
 from bace.experiments.run import STOP_SIGNALS
 
-PATIENCE = 600  # seconds in which processes that are asked to stop must have written their checkpoint
+PATIENCE = 600  # seconds that processes have to write their checkpoint when they are asked to stop
 
 
 def launch(words: Sequence[str], processes: int) -> int:
-    """Run `bace` with these words in so many processes and give its exit status. A signal to stop is passed on to all
-    of them; if one dies, the others are ended."""
+    """Run `bace` with these arguments in several processes and return its exit status. A signal to stop is passed on to
+    all of them; if one dies, the others are ended."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what went wrong is said by bace
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # bace reports errors itself
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
     newer: dict[str, Any] = {  # an older torch passes on SIGTERM, SIGINT, SIGHUP and SIGQUIT, and waits 30 seconds
         "signals_to_handle": ",".join([*(number.name for number in STOP_SIGNALS), "SIGINT"]),
@@ -50,7 +50,7 @@ def launch(words: Sequence[str], processes: int) -> int:
             return 128 + int(stopped.sigval)
         except ChildFailedError as failed:
             ends = [(rank, int(end.exitcode)) for rank, end in failed.failures.items()]
-            # of several, the one that was killed by somebody else than the launcher, which ends the others by SIGTERM
+            # prefer a process that was killed by another signal than SIGTERM, with which the launcher ends the others
             rank, status = min(ends, key=lambda end: (end[1] >= 0, end[1] == -signal.SIGTERM))
             if status >= 0:
                 return status  # it has said why

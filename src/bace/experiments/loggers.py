@@ -1,7 +1,7 @@
 """The losses and scores of a run for TensorBoard, Weights & Biases and MLflow, beside log.jsonl (docs/loggers.md).
 
 A logger is a function that opens a log in the run folder and returns a `Sink`. Each event of log.jsonl goes to every
-sink once: logged.jsonl counts them. A resumed run tells the events since its last checkpoint again; they are skipped.
+sink once: logged.jsonl counts them. A resumed run repeats the events since its last checkpoint, and they are skipped.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ from bace.experiments.run_folder import LOG, Description
 from bace.files import is_number, open_own, parse_json, write_whole
 
 LOGGED = "logged.jsonl"  # the identity of the logged run, then a line for each event that was logged
-PROJECT = "bace"  # in which runs are, unless the library's own variable says otherwise
-LONGEST = 500  # letters of a setting, for MLflow
+PROJECT = "bace"  # the project of all runs, unless the library's own variable names another
+LONGEST = 500  # maximum length of a setting in MLflow
 
 
 @dataclass(frozen=True)
 class Point:
-    """Numbers at one place of a run. `axis`: what `step` counts, "epoch" (of all tasks) or "task". `line`: of
-    log.jsonl, which counts everything."""
+    """Numbers at one point of a run. `axis` says what `step` counts: "epoch" (over all tasks) or "task". `line` is the
+    line in log.jsonl."""
 
     values: dict[str, float]
     axis: str
@@ -44,7 +44,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sink:
-    """An opened log: takes points; is closed with the measures of a finished run, or with None."""
+    """An open log. It takes points, and is closed with the measures of a finished run or with None."""
 
     name: str
     write: Callable[[Point], None]
@@ -84,7 +84,7 @@ def wandb(folder: Path, run: Description, name: str) -> Sink:
         name=f"{run.method} on {run.benchmark}, seed {run.seed}",
         dir=str(folder),
         mode="offline" if offline else None,
-        resume=None if offline else "allow",  # offline there is nobody to ask: the parts share their id
+        resume=None if offline else "allow",  # offline, the parts only share their id
         config=settings_of(run),
         settings=library.Settings(silent=True, console="off", save_code=False, x_disable_stats=True),
         reinit="create_new",  # a comparison has many runs in one process
@@ -103,12 +103,12 @@ def wandb(folder: Path, run: Description, name: str) -> Sink:
 
 
 def mlflow(folder: Path, run: Description, name: str) -> Sink:
-    """A run in mlflow.db of the run folder, or where MLFLOW_TRACKING_URI says."""
+    """A run in mlflow.db in the run folder, or at MLFLOW_TRACKING_URI."""
     from mlflow.entities import Metric, Param
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every table that it makes
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # otherwise it logs every table that it makes
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder.resolve() / 'mlflow.db'}"))
     project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
@@ -159,7 +159,7 @@ PACKAGES: dict[LoggerName, tuple[str, ...]] = {
 
 
 def check(names: Sequence[LoggerName]) -> None:
-    """Refuse loggers whose packages are not there, before a run begins."""
+    """Refuse loggers whose packages are not installed, before a run begins."""
     for name in names:
         if not all(map(importlib.util.find_spec, PACKAGES[name])):
             raise ConfigError(f"logging to {name} needs more packages: pip install 'bace-cil[{name}]'")
@@ -169,7 +169,7 @@ class Loggers:
     """All loggers of a run: called with each event, and at the end with the metrics."""
 
     def __init__(self, names: Sequence[LoggerName], folder: Path, run: Description) -> None:
-        self.told = Counter(kinds(folder / LOG))  # what a resumed run has told before, by kind
+        self.told = Counter(kinds(folder / LOG))  # the number of events before a resume, by kind
         name, self.logged = identity(folder / LOGGED)
         self.count = open_own(folder / LOGGED, "a")
         self.sinks: list[Sink] = []
@@ -179,7 +179,7 @@ class Loggers:
             except Exception as error:  # libraries raise many kinds
                 self.close(None)
                 why = f"the log of {logger} cannot be opened ({one_line(error)})"
-                raise ConfigError(f"{why}: put it right and continue with --resume") from error
+                raise ConfigError(f"{why}: correct it and continue with --resume") from error
 
     def __call__(self, event: dict[str, Any]) -> None:
         self.told[event["event"]] += 1
@@ -187,7 +187,7 @@ class Loggers:
         point = as_point(event, self.told["epoch"], line)
         if point is None or line <= self.logged:
             return
-        self.count.write(f"{line}\n")  # first: what is being written when a run is killed is not repeated
+        self.count.write(f"{line}\n")  # comes first, so that an event is not repeated if the run is killed here
         self.count.flush()
         self._each(lambda sink: sink.write(point))
 
@@ -198,7 +198,7 @@ class Loggers:
         self.count.close()
 
     def _each(self, do: Callable[[Sink], None]) -> None:
-        """A log that cannot be written any more is given up with a warning; the run goes on."""
+        """If a log can no longer be written, it is given up with a warning, and the run continues."""
         for sink in list(self.sinks):
             try:
                 do(sink)
@@ -209,7 +209,7 @@ class Loggers:
 
 @contextlib.contextmanager
 def opened(names: Sequence[LoggerName], folder: Path, run: Description) -> Iterator[Loggers | None]:
-    """The loggers of a run, if it has any. They are closed as unfinished unless they were closed."""
+    """The loggers of a run, if it has any. At the end, loggers that are still open are closed as unfinished."""
     if not names:
         yield None
         return
@@ -241,7 +241,7 @@ def as_point(event: dict[str, Any], epochs: int, line: int) -> Point | None:
 
 
 def plain(name: str) -> str:
-    """A name that all of the libraries take."""
+    """A name that all libraries accept."""
     return re.sub(r"[^\w. -]", "_", name, flags=re.ASCII)
 
 
@@ -261,14 +261,14 @@ def kinds(log: Path) -> list[str]:
 
 
 def identity(path: Path) -> tuple[str, int]:
-    """The name of a logged run, and up to which line of log.jsonl it is logged; a new one if there is none."""
+    """The name of a logged run (a new one if there is none) and the last line of log.jsonl that is logged."""
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines()
         with contextlib.suppress(ValueError, IndexError, TypeError):
             name, numbers = str(parse_json(lines[0])["id"]), [int(line) for line in lines[1:]]
             if re.fullmatch("[0-9a-f]{16}", name):
                 return name, max(numbers, default=0)
-        raise ConfigError(f"'{path}' is damaged: delete it, and the run is logged anew from where it is")
+        raise ConfigError(f"'{path}' is damaged: delete it, and a new log will start at the current position")
     name = secrets.token_hex(8)
     write_whole(path, json.dumps({"id": name}) + "\n")
     return name, 0

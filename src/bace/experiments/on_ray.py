@@ -1,5 +1,5 @@
-"""Cells on a Ray cluster (extra `ray`). Ray finds room for each; if a process or its machine dies, the cell is tried
-again elsewhere and resumes from its checkpoint."""
+"""Cells on a Ray cluster (extra `ray`). Ray places each cell. If a process or its machine dies, the cell is started
+elsewhere and resumes from its checkpoint."""
 
 import math
 import os
@@ -11,12 +11,12 @@ from bace.experiments.cells import Cell, Failures
 from bace.experiments.cluster import LOOK_AGAIN, attempt_there, cell_threads, follow, with_whole_path
 from bace.progress import Board
 
-TRIES = 5  # how often a cell whose process died is begun again
+TRIES = 5  # how often a cell whose process died is started again
 
 
 def run_on_ray(cells: Sequence[Cell], workers: int | None, shown: Board) -> Failures:
-    """Run the cells on the cluster of RAY_ADDRESS, on one that runs on this machine, or on a new one of this machine
-    alone. A cell takes `train.threads` CPUs (one by default) and, where the cluster has GPUs, one GPU."""
+    """Run the cells on the cluster at RAY_ADDRESS, on a cluster that is running on this machine, or on a new one with
+    only this machine. A cell takes `train.threads` CPUs (one by default) and, if the cluster has GPUs, one GPU."""
     try:
         import ray
     except ImportError as error:
@@ -41,4 +41,4 @@ def run_on_ray(cells: Sequence[Cell], workers: int | None, shown: Board) -> Fail
         return follow(submitted(), done, ray.get, shown, workers or math.inf)
     finally:
         if ours:
-            ray.shutdown()  # ends what still runs, after Ctrl-C
+            ray.shutdown()  # ends cells that still run after Ctrl-C

@@ -1,5 +1,5 @@
-"""Cells as one array of Slurm jobs, through submitit (extra `slurm`). A job whose time is over writes a checkpoint, is
-put back into the queue and resumes."""
+"""Cells as one array of Slurm jobs, through submitit (extra `slurm`). A job that reaches its time limit writes a
+checkpoint, is put back into the queue and resumes."""
 
 import os
 import signal
@@ -12,12 +12,13 @@ from bace.experiments.cells import Cell, Failures
 from bace.experiments.cluster import LOOK_AGAIN, attempt_there, cell_threads, follow, with_whole_path
 from bace.progress import Board
 
-MINUTES = 240  # of a job, unless SBATCH_TIMELIMIT says otherwise
-TIMEOUTS = 1000  # a job may be put back this often: it gets further every time
+MINUTES = 240  # time limit of a job, unless SBATCH_TIMELIMIT is set
+TIMEOUTS = 1000  # a job may be put back this often, because it makes progress every time
 
 
 class Job:
-    """What a node runs. submitit pickles it, and asks `checkpoint` for what to run after a timeout: the same again."""
+    """The function that a node runs. submitit pickles it, and after a timeout asks `checkpoint` what to run: the same
+    function again."""
 
     def __call__(self, cell: Cell, folder: str) -> str | None:
         import submitit
@@ -36,11 +37,11 @@ class Job:
 
 
 def run_on_slurm(cells: Sequence[Cell], workers: int | None, shown: Board, cluster: str = "slurm") -> Failures:
-    """Run the cells as one array of jobs. A job takes `train.threads` CPUs (the most of any cell; one by default) and
-    one GPU if train.device is "cuda". What sbatch reads from the environment (SBATCH_PARTITION, SBATCH_ACCOUNT,
-    SBATCH_TIMELIMIT) holds.
+    """Run the cells as one array of jobs. A job takes `train.threads` CPUs (the largest number of any cell; one by
+    default) and one GPU if train.device is "cuda". sbatch's environment variables (SBATCH_PARTITION, SBATCH_ACCOUNT,
+    SBATCH_TIMELIMIT) apply.
 
-    `cluster`: submitit's name of it; "local" runs the jobs as processes of this machine."""
+    `cluster` is submitit's name of the cluster; "local" runs the jobs as processes of this machine."""
     try:
         import submitit
     except ImportError as error:

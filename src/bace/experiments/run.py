@@ -1,4 +1,4 @@
-"""A run, from its settings to its folder: begin or resume, train, sum up."""
+"""Begin or resume a run, train it, and write its results to its folder."""
 
 import contextlib
 import dataclasses
@@ -41,13 +41,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, s
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A finished run. `metrics` is what metrics.json holds; `matrix` has a row per task, in percent."""
+    """A finished run. `metrics` is the content of metrics.json; `matrix` has a row per task, in percent."""
 
     metrics: dict[str, Any]
     matrix: list[list[float]]
     folder: Path | None
     method: Method
-    studies: dict[str, Any] = field(default_factory=dict)  # what studies.json holds
+    studies: dict[str, Any] = field(default_factory=dict)  # the content of studies.json
 
     def __repr__(self) -> str:
         kept = "" if self.folder is None else f" in '{self.folder}'"
@@ -132,8 +132,8 @@ def _run_in(
     *,
     force: bool = False,
 ) -> Result:
-    """Run in a folder, which nobody else may use at the same time; or resume the run that was `begun` in it. Of several
-    ranks, the first holds the folder and writes."""
+    """Run in a folder, or resume the run that was `begun` in it. No other process may use the folder at the same time.
+    If there are several ranks, the first locks the folder and writes."""
     loggers.check(config.log)
     with _held(folder, begun) if is_first() else nullcontext(), stop_signals() as stopping:
         if begun and begun.threads and not config.train.threads:
@@ -154,7 +154,7 @@ def _run_in(
             trainer.restore(*found)
             with checkpoint.understood(f"the checkpoint of the run in '{folder}'"):
                 if trainer.now.tasks_done == len(trainer.stream):
-                    summary(trainer.results, trainer.stream, config)  # what was measured can be summed up
+                    summary(trainer.results, trainer.stream, config)  # raises if the results cannot be summed up
                 if log:
                     log.cut(found[1]["log"], found[1].get("log_sha256"))
         elif log:
@@ -186,7 +186,7 @@ def _to_both(trainer: Trainer, log: run_folder.Log, others: loggers.Loggers, eve
 
 @contextlib.contextmanager
 def _held(folder: Path, begun: Description | None) -> Iterator[None]:
-    """The lock of a folder that is new or, if a run was `begun` in it, can be continued."""
+    """Lock a folder that is new or, if a run was `begun` in it, can be continued."""
     if begun is None and run_folder.is_in_use(folder):
         raise ConfigError(f"run folder '{folder}' is already in use: choose another --out, or continue with --resume")
     if begun and (folder / CHECKPOINTS).is_symlink():
@@ -264,7 +264,7 @@ def describe(config: Config, stream: Stream) -> Description:
 
 @functools.cache
 def _commit() -> str | None:
-    """The commit of the source tree, when it is one."""
+    """The commit of the source tree, if it is a repository."""
     try:
         answer = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
@@ -276,8 +276,8 @@ def _commit() -> str | None:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], signal.Signals | None]]:
-    """Signals by which a machine or a scheduler asks a process to end (Slurm's pre-emption among them) do not end it:
-    in here they are noted, and the trainer stops at its next step, behind a checkpoint. A second one ends it."""
+    """A context in which signals that ask the process to end (including Slurm's pre-emption) do not end it. They are
+    noted, and the trainer stops after its next step and a checkpoint. A second signal ends the process."""
     caught: list[signal.Signals] = []
 
     def note(number: int, frame: object) -> None:

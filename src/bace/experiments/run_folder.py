@@ -1,11 +1,11 @@
-"""What a run folder holds, its one reader and its one writer. Report, paper, command line and Learner ask here.
+"""The content of a run folder, with its only reader and writer. Report, paper, command line and Learner use it.
 
-run.json       `Description`: settings, tasks, versions. Its `format` numbers the schema of the whole folder.
-log.jsonl      One event a line, as the trainer tells them; those of epochs are read as `Epoch`.
-checkpoints/   See core/checkpoint.py. A checkpoint repeats run.json, so that a changed one is noticed.
-studies.json   What the studies found, by their names (docs/studies.md), if the run has studies.
+run.json       `Description`: settings, tasks, versions. Its `format` is the version of the whole folder's schema.
+log.jsonl      The trainer's events, one per line. Those of epochs are read as `Epoch`.
+checkpoints/   See core/checkpoint.py. A checkpoint contains a copy of run.json, so that a changed one is noticed.
+studies.json   The results of studies by name (docs/studies.md), if the run has studies.
 matrix.csv     Row t, column i: the score of task i after learning task t.
-metrics.json   `Metrics`. It comes last: with it a run is finished.
+metrics.json   `Metrics`. It is written last and marks a run as finished.
 sha256.json    Checksums of the files of a finished run.
 """
 
@@ -35,14 +35,14 @@ from bace.data.modalities import MODALITIES
 from bace.errors import CheckpointError, ConfigError, DataError, InUse
 from bace.files import check_format, is_number, open_own, parse_json, typed, write_whole
 
-FORMAT = 2  # 1, which has no number in run.json, is that of version 0.1
+FORMAT = 2  # format 1, of version 0.1, has no number in run.json
 RUN, LOG, STUDIES, MATRIX, METRICS = "run.json", "log.jsonl", "studies.json", "matrix.csv", "metrics.json"
 SUMS, CHECKPOINTS, LOCK = "sha256.json", "checkpoints", ".lock"
-UNBEGUN = {LOCK, LOG, f".{RUN}.unfinished"}  # all that a run leaves that was refused or killed before it began
+UNBEGUN = {LOCK, LOG, f".{RUN}.unfinished"}  # all files of a run that was refused or killed before it began
 T = TypeVar("T")
 COLUMNS = (*MEASURES, "seconds")  # numbers of a run that tables show
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")  # as Python writes one
-BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")  # nothing else may stand where the page shows a picture
+BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")  # the page shows nothing else as a picture
 
 
 # -- the schema
@@ -58,14 +58,14 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """run.json: enough to run again, and to load the model without the data."""
+    """run.json: enough to repeat the run, and to load the model without the data."""
 
     method: str
     benchmark: str
     seed: int
     modality: str = ""
     picture: tuple[int, int] | None = None  # height and width
-    config: dict[str, Any]  # as the version that wrote it had it: see `settings`
+    config: dict[str, Any]  # in the form of the version that wrote it: see `settings`
     versions: dict[str, str] = field(default_factory=dict)
     commit: str | None = None
     threads: int = 0  # 0: not noted
@@ -107,7 +107,7 @@ class Confusion:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """metrics.json: what a finished run scored, in percent. None stands for a number that the run does not have."""
+    """metrics.json: the scores of a finished run, in percent. None stands for a number that the run does not have."""
 
     A: Sequence[float]  # (tasks,)
     A_last: float
@@ -117,13 +117,13 @@ class Metrics:
     FGT_all: float | None = None
     FWT: float | None = None
     seconds: float
-    passes: float | None = None  # of examples through an encoder, forward; there and back counts three
-    peak_memory_mb: float | None = None  # of the process: since the start, or the last resume
+    passes: float | None = None  # of examples through an encoder: forward counts one, forward and backward three
+    peak_memory_mb: float | None = None  # of the process, since the start or the last resume
     kept: Sequence[int] | None = None  # (tasks,) bytes that the method held after each
-    licences: Sequence[str] = ()  # what was read beside the task's own examples and the memory
-    score: str = ""  # what the percentages are of: "accuracy", "seqeval macro F1"; "" where the run does not say
-    # What not every run has, and its metrics.json then leaves out:
-    evaluated: Sequence[int] | None = None  # (tasks,) test examples of each, where they are not all
+    licences: Sequence[str] = ()  # data that was read besides the task's own examples and the memory
+    score: str = ""  # the measure: "accuracy", "seqeval macro F1"; "" if the run does not say
+    # fields that metrics.json leaves out if the run does not have them:
+    evaluated: Sequence[int] | None = None  # (tasks,) test examples of each, if not all were evaluated
     scorers: dict[str, Any] | None = None  # measures by the method's other rules of prediction
     confusion: Confusion | None = None
     sample_accuracy: float | None = None
@@ -137,7 +137,7 @@ class Metrics:
 
     @property
     def kept_mb(self) -> float | None:
-        """The most that the method held after a task."""
+        """The maximum number of bytes that the method held after a task."""
         return max(self.kept) / 1e6 if self.kept and all(self.kept) else None
 
     def as_json(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class Run(Description):
     metrics: Metrics | None
     epochs: tuple[Epoch, ...]
     studies: dict[str, Any]  # by name, as in studies.json; a study that could not be made is {"skipped": reason}
-    changed: tuple[str, ...] = field(repr=False)  # files of a finished run that are not as it left them
+    changed: tuple[str, ...] = field(repr=False)  # files of a finished run that have changed since
 
 
 # -- writing
@@ -208,7 +208,7 @@ def write_description(folder: Path, described: Description) -> None:
 
 
 def write_results(folder: Path, matrix: Sequence[Sequence[float]], metrics: Metrics, studies: dict[str, Any]) -> None:
-    """What a run leaves at its end."""
+    """Write the files of a finished run."""
     tasks = len(matrix)
     rows = [["task", *range(1, tasks + 1)], *([t, *row, *[""] * (tasks - t)] for t, row in enumerate(matrix, 1))]
     texts = {STUDIES: _json(studies)} if studies else {}
@@ -236,7 +236,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 class Log:
-    """log.jsonl: one event a line, flushed at once; cut back to the checkpoint on resume."""
+    """log.jsonl: one event per line, flushed at once; on resume it is cut back to the checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LOG
@@ -249,14 +249,15 @@ class Log:
             self.file.flush()
 
     def so_far(self) -> dict[str, Any]:
-        """What is on the disk, for `cut`."""
+        """The size on the disk, for `cut`."""
         with _writing(self.path):
             os.fsync(self.file.fileno())
         content = self.path.read_bytes()
         return {"log": len(content), "log_sha256": sha256(content)}
 
     def cut(self, size: int, expected: str | None = None) -> None:
-        """A log that is shorter, because a file system lost its end, stays as it is: padding makes it unreadable."""
+        """A log that is shorter, because a file system lost its end, is not changed: padding would make it
+        unreadable."""
         content = self.path.read_bytes()
         if len(content) > size:
             self.file.truncate(size)
@@ -270,8 +271,8 @@ class Log:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make a run folder, if it is not there, that nobody else may use meanwhile. The lock is the kernel's: it goes with
-    the process, however that ends."""
+    """Make a run folder, if it does not exist, and lock it. The kernel releases the lock when the process ends, however
+    it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -292,7 +293,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether the folder holds more than a run leaves that was refused before it began."""
+    """Whether the folder contains more than the files of a run that was refused before it began."""
     if not folder.is_dir():
         return folder.exists()
     return any(path.name not in UNBEGUN for path in folder.iterdir())
@@ -306,7 +307,7 @@ def is_finished(folder: Path) -> bool:
     return (folder / METRICS).exists()
 
 
-# -- reading a run to go on with it, or to predict
+# -- reading a run to continue it, or to predict
 
 
 def read_description(folder: Path) -> Description:
@@ -346,7 +347,7 @@ def read_model(folder: Path, *, force: bool) -> tuple[Description, dict[str, Any
         done, values = tasks_done(state["at"]), checkpoint.method_state(tensors, state["method"])
     if done != len(described.tasks):
         raise CheckpointError(
-            f"the last checkpoint of the run in '{folder}' is damaged, and the one before it is not that of the "
+            f"the last checkpoint of the run in '{folder}' is damaged, and the one before it does not hold the "
             "finished model: run it again"
         )
     return described, values
@@ -361,7 +362,7 @@ def load_runs(paths: Iterable[Path]) -> list[Run]:
     A path is a run folder, or a folder that is searched for run folders. Runs come in the order of the paths, and
     within a searched folder by name. A run without `metrics.json` is unfinished and comes with `metrics=None`.
     """
-    folders: dict[Path, Path] = {}  # resolved -> as given: a folder that is named twice is one run
+    folders: dict[Path, Path] = {}  # resolved -> as given, so that a folder that is named twice is one run
     for path in map(Path, paths):
         if not path.is_dir():
             raise DataError(f"'{path}' is not a folder. Give a run folder, or a folder that contains run folders.")
@@ -405,7 +406,7 @@ def run_folders(top: Path) -> Iterator[Path]:
 
 
 class _Files:
-    """The files of a run folder, each read once, by functions that raise ValueError where they do not fit."""
+    """The files of a run folder. Each is read once, by functions that raise ValueError if the content is invalid."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -466,7 +467,7 @@ def _matrix(text: str, tasks: int, finished: bool) -> tuple[tuple[float, ...], .
     if not rows or rows[0] != header:
         raise ValueError(f"the header must be '{','.join(header)}', for the {tasks} tasks in run.json")
     if len(rows) - 1 > tasks or (finished and len(rows) - 1 != tasks):
-        raise ValueError(f"{len(rows) - 1} rows for {tasks} tasks; a finished run has one row a task")
+        raise ValueError(f"{len(rows) - 1} rows for {tasks} tasks; a finished run has one row per task")
     matrix = []
     for number, row in enumerate(rows[1:], 1):
         scores = [float(cell) for cell in row[1 : number + 1] if NUMBER.fullmatch(cell)]
@@ -478,7 +479,7 @@ def _matrix(text: str, tasks: int, finished: bool) -> tuple[tuple[float, ...], .
 
 
 def _matrix_so_far(text: str, tasks: int) -> tuple[tuple[float, ...], ...]:
-    """The scores of the tasks that the log of an unfinished run tells of. Its last line may be cut off."""
+    """The scores of the tasks in the log of an unfinished run. Its last line may be cut off."""
     matrix: list[tuple[float, ...]] = []
     for line in text.splitlines():
         try:
@@ -494,7 +495,7 @@ def _matrix_so_far(text: str, tasks: int) -> tuple[tuple[float, ...], ...]:
 
 
 def _metrics(found: dict[str, Any], matrix: Sequence[Sequence[float]]) -> Metrics:
-    found.setdefault("A_new", new_task_accuracy(matrix))  # runs of before it was a measure have no A_new
+    found.setdefault("A_new", new_task_accuracy(matrix))  # older runs have no A_new
     metrics: Metrics = typed(found, Metrics, METRICS)
     if len(metrics.A) != len(matrix):
         raise ValueError(f"'A' must be {len(matrix)} numbers, one for each task, got {found['A']}")
@@ -517,7 +518,7 @@ def _epochs(text: str, tasks: int) -> tuple[Epoch, ...]:
 
 
 def _checked_studies(found: dict[str, Any], tasks: int) -> dict[str, Any]:
-    """Studies of a form that figures can rely on (docs/studies.md)."""
+    """The studies, after a check of the form that figures rely on (docs/studies.md)."""
     for name, study in found.items():
         if not isinstance(study, dict):
             raise ValueError(f"'{name}' must be an object, got {type(study).__name__}")
@@ -545,7 +546,7 @@ def _are_numbers(values: Any, count: int) -> bool:
 
 
 def check_picture(size: Sequence[int] | None) -> None:
-    """ValueError unless these are the height and the width of a picture that can be, or None: no picture."""
+    """Raise ValueError unless these are a possible height and width of a picture, or None for no picture."""
     if size is not None and (min(size) < 1 or math.prod(size) > MOST_PIXELS):
         raise ValueError(f"'picture' is {size!r:.50}, not a height and a width")
 

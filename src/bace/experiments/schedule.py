@@ -1,4 +1,4 @@
-"""Where the cells of a comparison run: in this process, in several processes of this machine, or on a cluster."""
+"""Run the cells of a comparison in this process, in several processes of this machine, or on a cluster."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -13,9 +13,9 @@ Engine = Literal["ray", "slurm"]
 def run_cells(
     cells: Sequence[Cell], *, workers: int | None = None, on: Engine | None = None, tell: Tell | None = None
 ) -> Failures:
-    """Run all cells, in any order. Finished cells are not run again, begun ones are resumed, and a cell that another
-    process works on is left to it and waited for. A cell that fails does not stop the others. `tell` takes the lines
-    about them; by default they are printed, below bars on a terminal."""
+    """Run all cells, in any order. Finished cells are not run again, and begun ones are resumed. If another process
+    runs a cell, this one waits for it. A cell that fails does not stop the others. `tell` receives the messages; by
+    default they are printed, below progress bars on a terminal."""
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is '{workers}': it must be at least 1")
     engine = find_engine(workers or 1, on)

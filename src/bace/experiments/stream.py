@@ -12,7 +12,7 @@ from bace.randomness import generator
 
 
 def make_stream(parts: list[TaskTables], settings: DataSettings, encoder: Encoder, backbone: str, seed: int) -> Stream:
-    """Number the classes in order of arrival and the examples through all tasks; check everything on the way."""
+    """Number the classes in order of arrival and the examples across all tasks, and check everything."""
     modality = parts[0].train.modality
     parts = [
         replace(
@@ -32,7 +32,7 @@ def make_stream(parts: list[TaskTables], settings: DataSettings, encoder: Encode
     tasks, targets = [], []
     for t, part in enumerate(parts):
         targets += [modality.targets(table.labels, part.classes, number) for table in (part.train, part.test)]
-        # a sentence shows several classes, so sentences are held out as if they were of one
+        # a sentence shows several classes, so sentences are held out as if they had one class
         kinds = targets[-2] if modality.one_label else torch.zeros_like(ids[2 * t])
         train, valid = hold_out(ids[2 * t], kinds, settings.val_fraction, generator(seed, "validation", t))
         tasks.append(Task(t, part.name, ranges[t], train, valid, ids[2 * t + 1]))

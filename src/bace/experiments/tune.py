@@ -33,14 +33,14 @@ from bace.randomness import derive, generator
 if TYPE_CHECKING:
     import optuna
 
-SEARCHED = ("train.lr", "train.epochs")  # by default, with the method's own
+SEARCHED = ("train.lr", "train.epochs")  # searched by default, together with the method's own
 STUDY, BEST = "study.db", "best.yaml"
 Space = dict[str, "optuna.distributions.BaseDistribution"]
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and on which data a trial is scored."""
+    """The settings to search, and the data on which a trial is scored."""
 
     given: Mapping[str, Any]  # the settings of every trial, by their full names
     wanted: Sequence[str] = ()  # names or name=range; default: all that have a range
@@ -65,14 +65,14 @@ class Found:
 
 
 def tune(search: Search, out: Path, trials: int) -> Found:
-    """Make trials until there are `trials`, and write down the best. The same call continues a study."""
+    """Run trials until there are `trials`, and save the best. The same call continues a study."""
     try:
         import optuna
     except ImportError as error:
         raise ConfigError("bace tune needs Optuna: pip install 'bace-cil[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space, caches = space_of(search), PrefixCaches()
-    first = trainer_of(search, {}, caches).config  # what is wrong for all trials is refused here
+    first = trainer_of(search, {}, caches).config  # refuses settings that are wrong for all trials
     with locked(out):
         study = _study(search, out)
         left = trials - len(_over(study))
@@ -95,7 +95,7 @@ def tune(search: Search, out: Path, trials: int) -> Found:
 
 
 def _study(search: Search, out: Path) -> "optuna.Study":
-    """The study in the folder. Trials that were cut off (they are still marked as running) are made again."""
+    """The study in the folder. Trials that were cut off (they are still marked as running) are repeated."""
     import optuna
     from optuna.trial import TrialState
 
@@ -158,7 +158,7 @@ def _try(
 
 
 def _judge(trial: "optuna.Trial") -> Any:
-    """Takes the events of a trial's run, and ends it after a task if it is worse than most."""
+    """Receives the events of a trial's run, and ends it after a task if it is worse than most."""
     import optuna
 
     averages: list[float] = []
@@ -182,7 +182,7 @@ def trainer_of(search: Search, values: Mapping[str, Any], caches: PrefixCaches, 
 
 
 def visible(search: Search, config: Config, parts: list[TaskTables]) -> list[TaskTables]:
-    """What a search may see of a benchmark: the training examples of its first tasks, some of them as their test."""
+    """The part of a benchmark that a search may see: the training examples of its first tasks, some as test data."""
     if not 1 <= search.first_tasks <= len(parts):
         raise ConfigError(f"--first_tasks is {search.first_tasks}: the benchmark has 1 to {len(parts)}")
     if not 0 < search.held_out < 1:
@@ -199,8 +199,8 @@ def visible(search: Search, config: Config, parts: list[TaskTables]) -> list[Tas
 
 
 def space_of(search: Search) -> Space:
-    """What is searched and where: by name, or all hyper-parameters of the method that have a range (`range_around`),
-    with the learning rate and the number of epochs."""
+    """The range of each searched setting: the named ones, or all hyper-parameters of the method that have a range
+    (`range_around`), with the learning rate and the number of epochs."""
     config = search.config({})
     values = flatten(dataclasses.asdict(config))
     method = find_method(str(config.method["name"]))
@@ -222,7 +222,7 @@ def space_of(search: Search) -> Space:
 
 
 def annotation(method: type[Method], name: str) -> Any:
-    """The type of a setting, if it is one of the method's constructor."""
+    """The type of a setting, if it is a parameter of the method's constructor."""
     for base in method.__mro__:
         hints = get_type_hints(base.__init__) if "__init__" in vars(base) and issubclass(base, Method) else {}
         if name.removeprefix("method.") in hints and name.startswith("method."):
@@ -231,9 +231,9 @@ def annotation(method: type[Method], name: str) -> Any:
 
 
 def range_around(value: object, kind: Any) -> "optuna.distributions.BaseDistribution | None":
-    """Where a value is searched: every choice of an annotation; for numbers a factor of ten (whole ones: four) to both
-    sides, on a logarithmic scale. A number up to 1 stays there, because it may be a share. What is None, a number
-    that is 0 and whole (it switches something off), a text or a list is not searched."""
+    """The range around a value: every choice of an annotation; for numbers a factor of ten (four for integers) in both
+    directions, on a logarithmic scale. A number up to 1 stays at most 1, because it may be a share. None, the integer 0
+    (which switches something off), texts and lists are not searched."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if get_origin(kind) is Literal:

@@ -1,5 +1,5 @@
-"""Cells in several processes of this machine. Each process has its share of the threads and takes one cell after the
-other. Processes are not forked from this one, because torch's threads and CUDA do not survive a fork."""
+"""Cells in several processes of this machine. Each process has its share of the threads and runs one cell after
+another. Processes are not forked from this one, because torch's threads and CUDA do not survive a fork."""
 
 import contextlib
 import functools
@@ -26,12 +26,13 @@ from bace.models.frozen_prefix import PrefixCaches
 from bace.progress import Board
 
 TELL_EVERY = 0.2  # seconds between two messages about progress
-PATIENCE = 60.0  # seconds in which a worker that is asked to stop must have written its checkpoint
+PATIENCE = 60.0  # seconds that a worker has to write its checkpoint when it is asked to stop
 
 
 def process_context() -> ForkServerContext | SpawnContext:
-    """Where processes come from. On Linux they are forks of a server that has imported torch and transformers, which
-    takes seconds, but has computed nothing; elsewhere, where system libraries do not survive a fork, each is new."""
+    """The context that starts processes. On Linux they are forks of a server that has imported torch and transformers,
+    which takes seconds, but has computed nothing. On other systems, whose libraries do not survive a fork, each process
+    is new."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -53,7 +54,7 @@ class Worker:
 
     def give(self, cell: Cell) -> None:
         self.cell = cell
-        with contextlib.suppress(OSError):  # one that has died is found out when it is listened to
+        with contextlib.suppress(OSError):  # the next call of `hear` notices a dead process
             self.pipe.send(cell)
 
     def hear(self) -> tuple[str, Any]:
@@ -92,7 +93,7 @@ def run_in_processes(cells: Sequence[Cell], workers: int | None, shown: Board) -
 
 
 def listen(worker: Worker, waiting: deque[Cell], failed: Failures, shown: Board) -> None:
-    """Take one message of a worker."""
+    """Handle one message of a worker."""
     cell = worker.cell
     assert cell is not None
     kind, said = worker.hear()
@@ -117,7 +118,7 @@ def listen(worker: Worker, waiting: deque[Cell], failed: Failures, shown: Board)
 
 @contextlib.contextmanager
 def _ended() -> Iterator[list[Worker]]:
-    """Workers that have ended when the block is left. If there was an error, they are stopped."""
+    """A context with workers, which have ended when it is left. After an error, they are stopped."""
     crew: list[Worker] = []
     try:
         yield crew
@@ -148,7 +149,7 @@ def work(pipe: Connection, threads: int, environment: dict[str, str]) -> None:
     def tell(kind: str, said: object) -> None:
         try:
             pipe.send((kind, said))
-        except OSError:  # nobody listens any more: stop as if asked to
+        except OSError:  # the planning process is gone: stop as if asked to
             os.kill(os.getpid(), signal.SIGTERM)
 
     def show(done: float, text: str) -> None:

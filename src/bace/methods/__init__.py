@@ -1,5 +1,5 @@
-"""The methods, by the names the paper gives them. A method is one file here, named as its class in lower case; nothing
-else has to be told of it. They are listed in the order of their files (`METHODS`)."""
+"""The methods, under the names that the paper uses. A method is one file here, named like its class in lower case, and
+is registered nowhere else. `METHODS` lists them in the order of their files."""
 
 import functools
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any
 from bace.core.method import Method
 from bace.errors import ConfigError, closest_name
 
-METHODS: list[type[Method]]  # every method of the package; imported when it is asked for
+METHODS: list[type[Method]]  # every method of the package; imported on first use
 
 _FILES = {module.name.rstrip("_"): module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg}
 
@@ -35,7 +35,7 @@ def _all() -> list[type[Method]]:
 
 
 def __getattr__(name: str) -> Any:
-    """`METHODS`, and each method by its class's name, so that only those that are used are imported."""
+    """`METHODS`, and each method by the name of its class. Only methods that are used are imported."""
     if name == "METHODS":
         return _all()
     if name.lower() in _FILES and _in_file(name.lower()).__name__ == name:
@@ -47,8 +47,8 @@ def find_method(name: str) -> type[Method]:
     """A method by its name ("BaCE", in any case; "derpp" for "DER++", "seqstar" for "SEQ*"), or a user's class by
     "package.Class" or "folder/file.py:Class".
 
-    Nothing is imported here but installed plug-ins (entry points of the group `bace.methods`), because the name may
-    come from a stranger's file. A user's class is found once `import_method`, or the user, has imported it."""
+    This imports only installed plug-ins (entry points of the group `bace.methods`), because the name may come from a
+    stranger's file. A user's class is found once `import_method`, or the user, has imported it."""
     if (own := _own(name)) is not None:
         return own
     installed = {point.name.lower(): point for point in entry_points(group="bace.methods")}
@@ -67,14 +67,14 @@ def find_method(name: str) -> type[Method]:
 
 
 def plain_name(name: str) -> str:
-    """One spelling for all: the title of a method of the package ("er" and "ER" are "ER"); other names as they are."""
+    """The title of a method of the package ("er" and "ER" are "ER"); other names are returned as they are."""
     own = _own(name)
     return name if own is None else own.title
 
 
 def _own(name: str) -> type[Method] | None:
     """The method of the package that this name means."""
-    # a title's file: A-GEM's is agem.py, DER++'s derpp.py, SEQ*'s seqstar.py
+    # the file of a title: agem.py for A-GEM, derpp.py for DER++, seqstar.py for SEQ*
     stem = name.lower().replace("-", "").replace("+", "p").replace("*", "star")
     return _in_file(stem) if stem in _FILES and name.lower() in (stem, _in_file(stem).title.lower()) else None
 
@@ -94,7 +94,7 @@ def import_method(name: str) -> type[Method]:
 
 
 def _place(name: str) -> tuple[str, str]:
-    """The module and the class that a name means. A file is a module under a name that no other file has."""
+    """The module and the class that a name refers to. A file becomes a module with a unique name."""
     if ".py:" in name:
         file, _, attribute = name.rpartition(":")
         return f"bace_method_{hashlib.sha256(os.path.abspath(file).encode()).hexdigest()[:16]}", attribute
@@ -107,10 +107,10 @@ def _source(name: str) -> str:
 
 
 def _import_file(file: Path, module: str) -> None:
-    """Run a file as the module of this name; what lies beside it can be imported by it, as in a script."""
+    """Run a file as the module of this name. Like a script, it can import the files in its folder."""
     spec = importlib.util.spec_from_file_location(module, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"'{file}' is no Python file")
+        raise ImportError(f"'{file}' is not a Python file")
     sys.path.append(str(file.resolve().parent))
     sys.modules[module] = made = importlib.util.module_from_spec(spec)
     try:

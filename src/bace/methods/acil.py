@@ -22,8 +22,8 @@ from bace.randomness import generator
 
 
 class ACIL(OnePass):
-    """Freeze the encoder, expand its features at random, and regress the classes on them by recursive least squares:
-    after every batch the solution is the one of ridge regression on all data so far.
+    """Freeze the encoder, expand its features at random, and regress the classes on them by recursive least squares.
+    After every batch the solution equals ridge regression on all data so far.
 
     Args:
         expansion: number of random features; the method keeps a matrix of expansion^2 numbers in double precision.
@@ -40,10 +40,10 @@ class ACIL(OnePass):
     card = Card(
         mechanism="frozen encoder; random features, ridge regression by recursive least squares",
         besides="expansion^2 numbers (`expansion`), which every batch updates",
-        o_rows="class 0 in every task, so that the order of tasks does not matter; hidden entities count as O there",
-        reading="one pass in clean views, whatever the epochs. The encoder is the pre-trained one (the authors train a "
-        "network on the first half of the classes). Random features as in the authors' code: ReLU(f B) with B uniform "
-        "in ±1/sqrt(width), no bias",
+        o_rows="O is class 0 in every task, so the order of tasks does not matter; hidden entities count as O",
+        reading="There is one pass over clean views, whatever the number of epochs. The encoder is the pre-trained one "
+        "(the authors train a network on the first half of the classes). Random features follow the authors' code: "
+        "ReLU(f B) with B uniform in ±1/sqrt(width) and no bias.",
     )
 
     projection: Tensor  # (width, expansion) B
@@ -67,7 +67,7 @@ class ACIL(OnePass):
 
     def needs(self, task: int) -> tuple[int, int]:
         kept, trained = super().needs(task)
-        # double precision: R, and beside it the next one while a batch updates it
+        # in double precision: R, and also the next R while a batch updates it
         return kept + 2 * (2 * self.expansion**2 + self.projection.numel()), trained
 
     def grow(self, task: Task) -> None:
@@ -75,7 +75,7 @@ class ACIL(OnePass):
         self.weight = torch.cat([self.weight, self.weight.new_zeros(self.expansion, len(task.classes))], 1)
 
     def stages(self, task: Task) -> list[Stage]:
-        """Every batch writes R anew, so they are large."""
+        """Batches are large, because each of them rewrites R."""
         [stage] = super().stages(task)
         return [dataclasses.replace(stage, batch_size=max(self.batch_size, self.training_settings.eval_batch_size))]
 

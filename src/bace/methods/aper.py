@@ -26,18 +26,18 @@ from bace.models.scale_shift import ScalesAndShifts
 
 
 class APER(OnePass):
-    """Tune something small in the frozen encoder on the first task, and nothing from then on. Classes are told apart by
-    their mean features, which are those of the encoder as it was beside those of the tuned one.
+    """Tune a small addition to the frozen encoder on the first task, and nothing afterwards. Classify by class means of
+    the features of the original and the tuned encoder.
 
     Args:
         tuning: what is tuned: an `adapter` beside the MLP of each block, `prompt` tokens before each block, or a
             `scale-shift` of every linear map and LayerNorm.
         hidden: units in the bottleneck of an adapter.
         length: prompt tokens before each block.
-        concatenate: the features of both encoders; otherwise those of the tuned one alone.
+        concatenate: use the features of both encoders; otherwise only those of the tuned one.
         tune_epochs: epochs of the tuning; the run's train.epochs, lr and batch_size are not used.
-        tune_lr: its learning rate, which falls to 0 by a cosine.
-        tune_batch: examples in a step of it.
+        tune_lr: learning rate of the tuning, which falls to 0 along a cosine.
+        tune_batch: examples per step of the tuning.
     """
 
     title = "APER"
@@ -48,12 +48,12 @@ class APER(OnePass):
     cost = Passes(0, task=2)
     card = Card(
         mechanism="adapters, prompts or scales tuned on the first task; class means of frozen and tuned features",
-        besides="prediction: 2 passes. The first task: 3 new in each of its epochs",
-        o_rows="class 0 in every task: its mean is that of all words labelled O so far, hidden entities among them; in "
-        "the tuning O is a class of the first task",
-        reading="a cosine head with a scale that starts at 1 for the tuning, as the authors have it, over clean means "
-        "afterwards; prompts of every block's own (VPT-deep), which start as its authors' do (APER's: at 0, where a "
-        "LayerNorm has no gradient worth the name); scales and shifts start at N(1, 0.02) and N(0, 0.02)",
+        besides="prediction takes 2 passes; the first task takes 3 new in each of its epochs",
+        o_rows="O is class 0 in every task: its mean covers all words labelled O so far, including hidden entities; "
+        "in the tuning O is a class of the first task",
+        reading="The tuning uses a cosine head whose scale starts at 1, as in the authors' code; prediction uses means "
+        "of clean views. Every block has its own prompts (VPT-deep), which start as in VPT (APER starts them at 0, "
+        "where a LayerNorm has almost no gradient). Scales and shifts start at N(1, 0.02) and N(0, 0.02).",
     )
 
     additions: Additions
@@ -120,7 +120,7 @@ class APER(OnePass):
 
     def forget(self, classes: Sequence[int], examples: Tensor) -> None:
         super().forget(classes, examples)
-        self.model.head.forget_classes(range(self.model.head.classes))  # which has served for the tuning
+        self.model.head.forget_classes(range(self.model.head.classes))  # only the tuning used the head
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
         """cos([f ; f*], mu_c)."""

@@ -33,12 +33,12 @@ class BaCE(HoldOut):
         K: number of neighbours.
         beta: teacher <- beta teacher + (1 - beta) student, after each epoch.
         lambda_mse: weight of the logit matching on memory.
-        effect_new: which rows stand beside a sample: its nearest (`full`), nearest of the `same` or a `different`
-            class, nearest with equal weights (`uniform`), `random` ones, or the farthest (`reverse`).
+        effect_new: which rows are a sample's neighbours: the nearest (`full`), the nearest of the `same` or a
+            `different` class, the nearest with equal weights (`uniform`), `random` ones, or the farthest (`reverse`).
         neighbor_grad: whether neighbours carry gradient; with `bank`, one of each sample's neighbours does, drawn by
             its weight, and counts for all of them.
-        neighbour_scores: the student's scores of the neighbours: passed anew at every step (`exact`), or what it scored
-            when each was last a sample itself (`bank`), at most two epochs ago.
+        neighbour_scores: the student's scores of the neighbours: computed at every step (`exact`), or the scores from
+            when each neighbour was last a sample itself (`bank`), at most two epochs ago.
         kl_direction: the direction of the distillation: KL(student || teacher), as the paper writes it (`reverse`), or
             KL(teacher || student) (`forward`), which holds new tasks back at alpha = 1.
         kl_mode: the student's scores of the old classes: a slice of the soft-max over all (`slice`) or renormalised.
@@ -48,8 +48,8 @@ class BaCE(HoldOut):
         knn_normalize: compare unit features.
         knn_pool_cap: maximum number of random candidates for neighbours; 0 means all.
         effect_new_first_task: use Effect_new also in the first task, with the pre-trained encoder as teacher.
-        teacher_head: classes of the teacher: the `old` ones, or `all` (new rows start as the head grew them and are
-            averaged with the rest); its scores of the old classes are then a slice of a soft-max over all.
+        teacher_head: classes of the teacher: the `old` ones, or `all`. With `all`, new rows start with the student's
+            values and are averaged like the rest, and the scores of the old classes are a slice of the soft-max.
         teacher_init: a task's first teacher is the `student` of the task before, or its averaged teacher (`ema`).
         bias_correction: after the last task, fit a scale and shift of the new logits on held-out memory.
         bic_solver: solver of the bias correction.
@@ -116,8 +116,8 @@ class BaCE(HoldOut):
         # tables of an epoch; before_epoch recomputes them, so no checkpoint holds them
         self.table: NeighbourTable | None = None
         self.rows = self.log_old = NO_IDS  # (task rows,) ids, ascending; (task rows, old) teacher log-probabilities
-        self.remembered_rows, self.remembered_logits = NO_IDS, NO_IDS  # the same of the memory: the teacher's logits
-        self.given_again = False  # whether there are more examples of old classes, as only a Learner has them
+        self.remembered_rows = self.remembered_logits = NO_IDS  # the same for the memory, with the teacher's logits
+        self.given_again = False  # whether there are more examples of old classes, which only a Learner is given
         self.bank: Tensor | None  # (task rows, new classes) the student's last log-probabilities of each row
         self.register_buffer("bank", None)
         self.bias: Tensor  # (3,) A, B, and the first column they act on
@@ -177,8 +177,8 @@ class BaCE(HoldOut):
                 self.remembered_logits = self.outputs_on_device(examples, self.teacher, view=self.now.view()).logits
 
     def first_scores(self, examples: Tensor, features: Tensor) -> Tensor:  # (task rows, width) -> (task rows, new)
-        """What the student scores before its first step. Its encoder is the teacher's then, unless that is an average
-        over tasks, so the grown head is applied to the teacher's features."""
+        """The student's scores before its first step. Its encoder then equals the teacher's, unless the teacher is an
+        average over tasks, so the grown head is applied to the teacher's features."""
         if self.teacher_init == "ema":
             features = self.outputs_on_device(examples, view=self.now.view()).features
         with torch.no_grad():
@@ -223,7 +223,7 @@ class BaCE(HoldOut):
     def loss_new(
         self, logits: Tensor, batch: Batch, own: Tensor, near: Neighbourhood | None, carried: Tensor | None
     ) -> Tensor:
-        """Effect_new: mean of -log sum_j W(x_j, x) S(x_j)[y], x itself among the x_j; without neighbours, CE."""
+        """Effect_new: mean of -log sum_j W(x_j, x) S(x_j)[y], where the x_j include x; without neighbours, CE."""
         if near is None:
             return F.cross_entropy(logits[own], batch.targets[own])
         y = batch.targets[own, None] - self.now.known  # (anchors, 1) column of its class, which is a new one
@@ -291,7 +291,7 @@ class BaCE(HoldOut):
         return self.labelled(labels, new=len(labels)) & ~self.rows_again(labels)
 
     def rows_again(self, labels: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool, both on the CPU
-        """More examples of old classes: they are learned as those of the memory are."""
+        """More examples of old classes, which are learned like those in memory."""
         return self.old_rows(labels) if self.given_again else torch.zeros(len(labels), dtype=torch.bool)
 
     def old_rows(self, labels: Tensor) -> Tensor:  # (rows,) class ids -> (rows,) bool
@@ -308,8 +308,8 @@ class BaCE(HoldOut):
     def passes(
         self, batch: Batch, replay: Batch | None, near: Neighbourhood | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The student's logits on the new rows, the replayed ones and the neighbours that carry gradient, in one pass
-        over all."""
+        """The student's logits on the new rows, the replayed ones and the neighbours that carry gradient, in one
+        pass."""
         trained = {"new": batch}
         if replay is not None:
             trained["replay"] = replay
@@ -327,7 +327,7 @@ class BaCE(HoldOut):
         scored: Tensor,  # (new, classes) the student's logits of them, without gradient
         carried: Tensor | None,  # (neighbours that carry gradient, classes) its logits of those
     ) -> Tensor:  # (anchors, K)
-        """log S(x_j)[y] for each neighbour x_j of the anchors, y the anchor's class."""
+        """log S(x_j)[y] for each neighbour x_j of the anchors, where y is the anchor's class."""
         if self.bank is None:
             logits = self.beside(near.rows, rows, scored) if carried is None else carried
             return self.log_scores_of_new(logits)[near.position, y]

@@ -78,7 +78,7 @@ class FusingHead(WideningHead):
         return u, beyond
 
     def column(self, targets: Tensor) -> Tensor:  # (rows,) classes -> (rows,) columns of u
-        """The column of an old class is that of its task; new classes come after the old tasks."""
+        """An old class has the column of its task; new classes come after the old tasks."""
         new = torch.arange(len(self.blocks[-1]), device=targets.device) + len(self.blocks) - 1
         return torch.cat([self.task_of_old, new])[targets]
 
@@ -131,7 +131,7 @@ class BEEF(ER):
         "own column is left out row by row, and the energy is computed per sample; the official code has slips in all "
         "three. The energy is one mean over new and replayed rows. The balanced set is the memory and as many "
         "examples of each new class. For texts, the sampler starts from permuted word vectors. With backbone.adapter, "
-        "the networks share all that is not trained, which the paper does not do.",
+        "the networks share everything that is not trained, which the paper does not do.",
     )
 
     model: Expanded
@@ -210,8 +210,8 @@ class BEEF(ER):
     # -- expansion
 
     def loss(self, batch: Batch) -> Loss:
-        """L = CE(u, y') + energy L_en, the old tasks' columns of u divided by `alignment`; y' is the task of an old
-        sample or the class of a new one."""
+        """L = CE(u, y') + energy L_en, where the old tasks' columns of u are divided by `alignment`, and y' is the task
+        of an old sample or the class of a new one."""
         both = self.with_replay(batch)
         own, old = self.head.column(both.targets), len(self.head.blocks) - 1
         u, _ = self.head.expansion(self.model(both, newest=True).features)

@@ -63,7 +63,7 @@ class Co2L(ER):
         replay="concat",
         reading="Memory and views are the same as for other methods (the authors use a random memory and strong "
         "augmentation). For texts, the two views are two dropout passes of one text. Without augmentation or dropout, "
-        "the two views are equal. The classifier starts anew at every task and sees cached clean features. Its "
+        "the two views are equal. The classifier restarts at every task and sees cached clean features. Its "
         "learning rate is a tenth of the authors', who train it on the features of a ResNet.",
     )
 

@@ -29,14 +29,14 @@ class CODAPrompt(SEQ):
     those of earlier tasks are fixed.
 
     Args:
-        components: that a task adds (the authors: 100, shared out among the tasks).
-        length: of a prompt in a block; half of it are keys, half values.
-        blocks: with a prompt, from the lowest; as far as the encoder has them.
+        components: number of components that a task adds (the authors divide 100 among the tasks).
+        length: length of a prompt in a block; one half are keys, the other half values.
+        blocks: number of blocks with a prompt, from the lowest, at most all of the encoder's.
         tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
-        tune_lr: learning rate, which falls to 0 by a cosine.
-        tune_batch: examples in a step.
-        tune_steps: steps that a task has at least: on fewer examples than the authors', batches are smaller (down to 8)
-            and then epochs more. 0: as the other settings say.
+        tune_lr: learning rate, which falls to 0 along a cosine.
+        tune_batch: examples per step.
+        tune_steps: minimum number of steps of a task; if there are too few, batches become smaller (down to 8), and
+            then there are more epochs. 0 means no minimum.
     """
 
     title = "CODA-Prompt"
@@ -47,17 +47,17 @@ class CODAPrompt(SEQ):
     takes_o = False
     growing_head = False  # its rows start at zero
     card = Card(
-        mechanism="frozen encoder; a prefix of attention as a weighted sum of components; every task adds some, "
-        "orthogonal to the old ones",
-        besides="prediction: 2 passes; every task adds components",
-        o_rows="refused: the soft-max is over the task's classes, of which O is none",
+        mechanism="frozen encoder; a prefix of attention as a weighted sum of components; every task adds components "
+        "that are orthogonal to the old ones",
+        besides="prediction takes 2 passes; every task adds components",
+        o_rows="refused: the soft-max spans the task's classes, and O is not one of them",
         stages=("tune",),
-        reading="the authors' code: prefixes stand behind the projections; new components are made orthonormal to the "
-        "old ones where the width has room for that, and no penalty keeps them so. The number of components is given "
-        "for a task, since the number of tasks is not known. A linear head whose rows start at zero (theirs: at "
-        "random): a soft-max over a task's own classes never changes the sum of their rows, so that with two classes "
-        "a random start stays in the scores by which tasks are told apart. The authors' 20 epochs are 800 steps; a "
-        "task has at least 400 here (`tune_steps`)",
+        reading="As in the authors' code, prefixes come after the projections, and new components start orthonormal to "
+        "the old ones as far as the width allows, but no penalty keeps them orthonormal. The number of components is "
+        "set per task, because the number of tasks is not known. The rows of the linear head start at zero (the "
+        "authors start them at random): a soft-max over a task's own classes never changes the sum of their rows, so "
+        "with two classes a random start would stay in the scores that separate tasks. The authors' 20 epochs are 800 "
+        "steps; here a task has at least 400 (`tune_steps`).",
     )
 
     def __init__(
@@ -120,12 +120,12 @@ class CODAPrompt(SEQ):
 
 
 class Components(PrefixPrompts):
-    """For each task components P, keys K and attentions A, for every block its own.
+    """Components P, keys K and attentions A for each task and each block.
 
     Args:
-        blocks: the lowest ones, with a prompt.
-        count: components of a task.
-        length: of a prompt.
+        blocks: the lowest blocks, which have a prompt.
+        count: number of components of a task.
+        length: length of a prompt.
     """
 
     def __init__(self, blocks: int, count: int, length: int, width: int) -> None:
@@ -137,14 +137,14 @@ class Components(PrefixPrompts):
 
     @property
     def size(self) -> int:
-        """Numbers that a task adds."""
+        """The number of parameters that a task adds."""
         return self.blocks * self.count * (self.length + 2) * self.width
 
     def newest(self) -> list[nn.Parameter]:
         return [self.P[-1], self.K[-1], self.A[-1]]
 
     def grow(self, generator: torch.Generator, device: torch.device) -> None:
-        """Those of one more task, orthonormal to all before it and to each other."""
+        """Add the parameters of one more task, orthonormal to all earlier ones and to each other."""
         for parts, shape in ((self.P, (self.length, self.width)), (self.K, (self.width,)), (self.A, (self.width,))):
             size = torch.Size(shape).numel()
             old = torch.cat([torch.zeros(self.blocks, 0, size), *(p.detach().cpu().flatten(2) for p in parts)], 1)
@@ -179,8 +179,8 @@ def orthonormal(
     old: Tensor,  # (old, size)
     generator: torch.Generator,
 ) -> Tensor:  # (count, size)
-    """Gram-Schmidt: random vectors less what of them lies in the span of the old ones and of each other, at length 1.
-    When no direction is left, they are orthogonal to none before, and so on from there."""
+    """Gram-Schmidt: random vectors of length 1 that are orthogonal to the old ones and to each other. When no direction
+    is left, the basis starts again empty."""
     basis = torch.linalg.qr(old.double().T).Q.T  # (at most size, size), orthonormal
     new = []
     for vector in torch.randn(count, old.shape[1], generator=generator).double():
@@ -196,7 +196,7 @@ def without(
     vector: Tensor,  # (size,)
     basis: Tensor,  # (vectors, size), orthonormal
 ) -> Tensor:  # (size,)
-    """What of a vector is orthogonal to a basis; twice, because of rounding."""
+    """The part of a vector that is orthogonal to a basis, computed twice because of rounding."""
     for _ in range(2):
         vector = vector - basis.T @ (basis @ vector)
     return vector

@@ -61,7 +61,7 @@ class DDE(LUCIR):
         besides="shared neighbours are passed once",
         o_rows="refused: neighbours of O words are not defined; CFNER applies this idea to entities",
         replay="concat",
-        reading="The neighbours of a replayed example are those of its epoch view, although the step sees a fresh "
+        reading="The neighbours of a replayed example belong to its epoch view, although the step sees a fresh "
         "view. Both momentum features act through the current head rows, also in forward transfer. `removal=learned` "
         "is a separate stage that starts from (1, a) each time.",
     )

@@ -29,17 +29,17 @@ class DualPrompt(SEQ):
     and in the blocks above it an E-prompt for each task, with a key. An example uses the E-prompt with the nearest key.
 
     Args:
-        g_blocks: blocks with the G-prompt; at most half of the encoder's.
-        e_blocks: blocks above them with E-prompts, as far as the encoder has them.
-        g_length: keys, and as many values, of the G-prompt in a block.
-        e_length: the same of an E-prompt.
+        g_blocks: number of blocks with the G-prompt, at most half of the encoder's.
+        e_blocks: number of blocks above them with E-prompts, at most all that remain.
+        g_length: number of keys, and of values, of the G-prompt in a block.
+        e_length: the same numbers for an E-prompt.
         pull: weight of the term that pulls a task's key to its examples.
-        clip: maximum gradient norm; 0: no clipping.
+        clip: maximum gradient norm; 0 means no clipping.
         tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
-        tune_lr: learning rate of Adam for a batch of 256; it is scaled to `tune_batch`, also where batches are smaller.
-        tune_batch: examples in a step.
-        tune_steps: steps that a task has at least: on fewer examples than the authors', batches are smaller (down to 8)
-            and then epochs more. 0: as the other settings say.
+        tune_lr: learning rate of Adam for a batch of 256; it is scaled to `tune_batch`, even if batches are smaller.
+        tune_batch: examples per step.
+        tune_steps: minimum number of steps of a task; if there are too few, batches become smaller (down to 8), and
+            then there are more epochs. 0 means no minimum.
     """
 
     title = "DualPrompt"
@@ -48,14 +48,15 @@ class DualPrompt(SEQ):
     growing_head = False  # its rows start at zero
     card = Card(
         mechanism="frozen encoder; a prefix of attention that all tasks share, and one for each task, selected by key",
-        besides="prediction: 2 passes; every task adds a prefix and a key",
-        o_rows="refused: O belongs to no task, so no prefix is its own",
+        besides="prediction takes 2 passes; every task adds a prefix and a key",
+        o_rows="refused: O belongs to no task, so it has no prefix",
         stages=("tune",),
-        reading="the authors' code: a prefix is 5 keys and 5 values for each block, behind their projections; prompts "
-        "and keys start uniform in [0, 0.01), an E-prompt as the last task's, head rows at zero; the G-prompt learns "
-        "in every task. Each example selects its own E-prompt (theirs: a vote of the test batch). An encoder of fewer "
-        "than five blocks has the G-prompt in the lower half. The authors' 5 epochs are 1000 steps; a task has at "
-        "least 400 here (`tune_steps`), at the learning rate of the full batch",
+        reading="As in the authors' code, a prefix has 5 keys and 5 values for each block, after their projections. "
+        "Prompts and keys start uniform in [0, 0.01), an E-prompt starts as a copy of the last task's, and head rows "
+        "start at zero. The G-prompt learns in every task. Each example selects its own E-prompt (in the authors' "
+        "code, the test batch votes). An encoder with fewer than five blocks has the G-prompt in the lower half. The "
+        "authors' 5 epochs are 1000 steps; here a task has at least 400 (`tune_steps`), at the learning rate of the "
+        "full batch.",
     )
 
     def __init__(
@@ -134,12 +135,12 @@ class DualPrompt(SEQ):
 
 
 class GeneralAndExpert(PrefixPrompts):
-    """The G-prompt, and an E-prompt and a key for each task. In training all examples take the newest E-prompt,
-    otherwise that with the nearest key.
+    """The G-prompt, and an E-prompt and a key for each task. In training all examples use the newest E-prompt;
+    otherwise each uses the one with the nearest key.
 
     Args:
-        g_blocks: the lowest blocks, with the G-prompt.
-        e_blocks: those above them, with E-prompts.
+        g_blocks: the lowest blocks, which have the G-prompt.
+        e_blocks: the blocks above them, which have E-prompts.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class GeneralAndExpert(PrefixPrompts):
 
     @property
     def size(self) -> int:
-        """Numbers that a task adds."""
+        """The number of parameters that a task adds."""
         blocks, two, length, width = self.shape
         return (blocks * two * length + 1) * width
 
@@ -180,5 +181,5 @@ class GeneralAndExpert(PrefixPrompts):
 
 
 def uniform(*shape: int, generator: torch.Generator) -> Tensor:
-    """In [0, 0.01)."""
+    """A parameter with uniform values in [0, 0.01)."""
     return torch.rand(shape, generator=generator) * 0.01

@@ -20,15 +20,15 @@ from bace.models.parallel_adapters import ParallelAdapters
 
 
 class EASE(Method):
-    """Tune new adapters for every task and keep them for good: each task has a feature space of its own. A class has a
-    prototype in every space; in those that came after it, one is made from the classes that were seen there.
+    """Tune new adapters for every task and keep them, so that each task has its own feature space. A class has a
+    prototype in every space. In later spaces it is synthesised from the classes that were seen there.
 
     Args:
-        alpha: weight of the spaces of other tasks, shared by the t tasks so far; that of a class's own space is 1.
+        alpha: weight of the spaces of other tasks, divided by the t tasks so far; a class's own space has weight 1.
         hidden: units in the bottleneck of an adapter.
         tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
-        tune_lr: learning rate, which falls to 0 by a cosine.
-        tune_batch: examples in a step.
+        tune_lr: learning rate, which falls to 0 along a cosine.
+        tune_batch: examples per step.
     """
 
     title = "EASE"
@@ -40,12 +40,12 @@ class EASE(Method):
     one_encoder = False
     by_class = ("prototypes",)
     card = Card(
-        mechanism="adapters of each task's own, kept; prototypes in all spaces, those in later ones made by similarity",
-        besides="once a pass for each task so far (3 for three tasks), and so in prediction; every task adds adapters",
+        mechanism="adapters for each task; prototypes in all spaces, synthesised by similarity in later ones",
+        besides="once, and in prediction, a pass for each task so far (3 for three tasks); every task adds adapters",
         o_rows="refused: O belongs to no task, so it has no space of its own",
         stages=("tune",),
-        reading="a cosine head with a scale that starts at 1 for the tuning, as the authors have it; prototypes in "
-        "later spaces are made anew after every task, from all classes seen there (their `recalc_sim`)",
+        reading="The tuning uses a cosine head whose scale starts at 1, as in the authors' code. Prototypes in later "
+        "spaces are synthesised again after every task, from all classes seen there (the authors' `recalc_sim`).",
     )
 
     adapters: ParallelAdapters
@@ -62,7 +62,7 @@ class EASE(Method):
         super().__init__()
         check_tuning(self.title, tune_epochs, tune_lr, tune_batch)
         if alpha < 0:
-            raise ConfigError(f"EASE: alpha ({alpha}) must be at least 0; 0 leaves the spaces of other tasks out")
+            raise ConfigError(f"EASE: alpha ({alpha}) must be at least 0; 0 leaves out the spaces of other tasks")
         self.alpha, self.hidden = alpha, hidden
         self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
         self.cost = Passes(3, task=3, epochs=tune_epochs)
@@ -92,7 +92,7 @@ class EASE(Method):
     # -- prototypes
 
     def after_task(self, task: Task) -> None:
-        """Those of the task's classes in all spaces, and then all that no example can give."""
+        """Compute the prototypes of the task's classes in all spaces, then synthesise all others."""
         examples = self.training_examples(task)
         targets = self.stream.labels(examples)[1]
         for j in range(task.index + 1):
@@ -102,7 +102,7 @@ class EASE(Method):
         complete(self.prototypes, [earlier.classes for earlier in self.stream[: task.index + 1]])
 
     def forget(self, classes: Sequence[int], examples: Tensor) -> None:
-        """Prototypes that were made from those of the classes are made again. The head has served for the tuning."""
+        """Prototypes that were synthesised from these classes are synthesised again. Only the tuning used the head."""
         super().forget(classes, examples)
         self.model.head.forget_classes(range(self.model.head.classes))
         complete(self.prototypes, [task.classes for task in self.stream])
@@ -124,9 +124,9 @@ def complete(
     prototypes: Tensor,  # (classes, tasks, width), changed in place
     tasks: list[range],  # their classes
 ) -> None:
-    """p_cj of the classes c of task i in a later space j, of whose data there were none then: the classes of task j and
-    after it have prototypes in both spaces, and p_cj is their mean in space j, weighted by how similar they are to c in
-    space i: P_ij = softmax(cos(P_ii, P_{>=j, i})) P_{>=j, j}."""
+    """Synthesise p_cj for the classes c of task i in a later space j, which had no examples of c. The classes of task j
+    and later tasks have prototypes in both spaces, and p_cj is their mean in space j, weighted by their similarity to c
+    in space i: P_ij = softmax(cos(P_ii, P_{>=j, i})) P_{>=j, j}."""
     for i, old in enumerate(tasks):
         for j in range(i + 1, len(tasks)):
             own, later = slice(old.start, old.stop), slice(tasks[j].start, None)

@@ -17,13 +17,13 @@ from bace.methods.parts.one_pass import OnePass
 
 
 class FeCAM(OnePass):
-    """Freeze the encoder, keep mean and covariance of each class's unit features, and classify by the Mahalanobis
-    distance, in which every class has a covariance of its own, shrunk and normalised. Nothing is trained.
+    """Freeze the encoder, keep the mean and covariance of each class's unit features, and classify by the Mahalanobis
+    distance with each class's own covariance, shrunk and normalised. Nothing is trained.
 
     Args:
         alpha1: how much of the mean variance is added to the variances.
         alpha2: how much of the mean covariance is added to the covariances.
-        common: one covariance for all classes, the mean of theirs: the same memory at prediction, whatever the classes.
+        common: use one covariance, the mean over all classes, so that memory at prediction does not grow with them.
     """
 
     title = "FeCAM"
@@ -34,11 +34,12 @@ class FeCAM(OnePass):
     takes_known = True
     card = Card(
         mechanism="frozen encoder; mean and covariance of each class, Mahalanobis distance",
-        besides="a covariance for each class; prediction: a distance with its own metric for each class",
-        o_rows="class 0 in every task: its mean and covariance are those of all words labelled O so far, hidden "
-        "entities among them",
-        reading="one pass in clean views, whatever the epochs; mean and covariance both of the unit features; no power "
-        "transform of the features, which are negative too; alpha1 and alpha2 as the authors have them for a ViT",
+        besides="a covariance for each class; prediction computes a distance with its own metric for each class",
+        o_rows="O is class 0 in every task: its mean and covariance cover all words labelled O so far, including "
+        "hidden entities",
+        reading="There is one pass over clean views, whatever the number of epochs. Mean and covariance are both of "
+        "unit features. There is no power transform, because features can be negative. alpha1 and alpha2 are the "
+        "authors' values for a ViT.",
     )
 
     def __init__(self, alpha1: float = 1.0, alpha2: float = 0.0, common: bool = False) -> None:
@@ -47,7 +48,7 @@ class FeCAM(OnePass):
             raise ConfigError(f"FeCAM: alpha1 ({alpha1}) and alpha2 ({alpha2}) must be at least 0")
         self.alpha1, self.alpha2, self.common = alpha1, alpha2, common
         self.statistics = ClassStatistics()
-        self.metrics: dict[int, Tensor] = {}  # by class (-1: all), until more is observed of it: inverted covariances
+        self.metrics: dict[int, Tensor] = {}  # inverted covariances by class (-1: all), until it gets more examples
 
     def grow(self, task: Task) -> None:
         self.statistics.grow(len(task.classes), self.model.encoder.width)
@@ -90,7 +91,8 @@ class FeCAM(OnePass):
 
 
 def shrunk(S: Tensor, alpha1: float, alpha2: float) -> Tensor:  # (width, width) -> (width, width)
-    """S + alpha1 V1 I + alpha2 V2 (1 - I), V1 the mean variance and V2 the mean covariance of two dimensions."""
+    """S + alpha1 V1 I + alpha2 V2 (1 - I), where V1 is the mean variance and V2 the mean covariance of two
+    dimensions."""
     width = len(S)
     identity = torch.eye(width, dtype=S.dtype, device=S.device)
     V1 = S.trace() / width
@@ -99,7 +101,7 @@ def shrunk(S: Tensor, alpha1: float, alpha2: float) -> Tensor:  # (width, width)
 
 
 def correlations(S: Tensor) -> Tensor:  # (width, width) -> (width, width)
-    """S_ij / sqrt(S_ii S_jj); a dimension that does not vary (a class of one example) correlates with itself alone."""
+    """S_ij / sqrt(S_ii S_jj); a dimension that does not vary (a class with one example) correlates only with itself."""
     deviation = S.diagonal().clamp(min=0).sqrt()
     deviation = torch.where(deviation > 0, deviation, torch.inf)
     return (S / torch.outer(deviation, deviation)).fill_diagonal_(1)

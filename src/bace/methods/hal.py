@@ -153,7 +153,7 @@ class HAL(ER):
         later = self.hindsight(task)
         for _ in range(self.anchor_steps):
             objective = self.objective(self.as_batch(moved, masks, targets), later)
-            (moved.grad,) = ranks.mean(torch.autograd.grad(objective.sum(), moved))  # each anchor's of its own term
+            (moved.grad,) = ranks.mean(torch.autograd.grad(objective.sum(), moved))  # each anchor has its own term
             optimiser.step()
             moved.data = self.model.encoder.clamp(moved.data)
         self.anchor_targets = torch.cat([self.anchor_targets, targets])
@@ -163,8 +163,8 @@ class HAL(ER):
 
     @torch.no_grad()
     def forget(self, classes: Sequence[int], examples: Tensor) -> None:
-        """Anchors are made of a class's examples, and `phi` holds the mean features of the last task's classes, for
-        anchors that are made by now."""
+        """Anchors are made from a class's examples. `phi` holds the mean features of the last task's classes, whose
+        anchors already exist."""
         super().forget(classes, examples)
         kept = ~torch.isin(self.anchor_targets, torch.tensor(classes, device=self.anchor_targets.device))
         if len(self.anchor_masks):

@@ -80,7 +80,7 @@ class ICaRL(ER):
 
     def after_task(self, task: Task) -> None:
         super().after_task(task)
-        # of all classes, because the features of old ones have moved, too
+        # for all classes, because the features of old ones have moved, too
         self.means = self.class_means(self.memory.examples, range(task.classes.stop)).to(self.means.device)
 
     def class_means(self, examples: Tensor, classes: range) -> Tensor:  # (len(classes), width)

@@ -34,7 +34,7 @@ class Reader(nn.Module):
         return result
 
     def forget_classes(self, classes: Iterable[int]) -> None:
-        """Its rows are no classes."""
+        """Its rows are not classes."""
 
 
 class Halves(Model):
@@ -110,7 +110,7 @@ class IDBR(Method):
         besides="rounds of replay grow with the number of tasks: 7 is for a few tasks",
         o_rows="refused: both auxiliary tasks, the order of a text's halves and the task of a text, need whole texts",
         reading="A text is always read as two halves, as in the authors' code. In training it is cut at random at "
-        "each step, and its swapped copy is cut anew; in prediction, in the selection of the memory and for the "
+        "each step, and its swapped copy is cut again; in prediction, in the selection of the memory and for the "
         "features that are preserved, it is cut in the middle. Steps are counted across the epochs of a task. The "
         "memory is selected by k-means of class tokens in each class. We do not select the best network on old "
         "validation data. Warm-up is shorter for short tasks. All new layers learn at train.head_lr, and the run's "
@@ -214,8 +214,8 @@ class IDBR(Method):
         return own[torch.randint(len(own), (self.batch_size,), generator=self.now.rng(f"memory {task}"))]
 
     def halved(self, batch: Batch, rng: torch.Generator) -> Batch:
-        """Each text cut in two at random, followed by a copy of all texts, cut anew at random and with the halves
-        swapped."""
+        """Each text is cut in two at random, followed by a copy of all texts, which are cut again at random and have
+        their halves swapped."""
         words = self.model.words(batch.inputs)
 
         def once(swapped: bool) -> Batch:

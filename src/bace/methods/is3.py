@@ -23,14 +23,14 @@ from bace.models.model import Model
 
 class IS3(ExtendNER):
     """Keep old entities from turning into O by distillation on words labelled O, as ExtendNER does. Keep O and old
-    entities from turning into new ones: labels of new entities push the rows of old ones down with less force, and a
-    prototype of each old label is learned along.
+    entities from turning into new ones: labels of new entities push the rows of old entities down less, and the head
+    also learns a prototype of each old label.
 
     Args:
         lambda_kd: weight of the distillation on O words; 0 leaves it out.
         lambda_proto: weight of the cross-entropy on prototypes of old labels; 0 leaves it out.
-        old_gradient: factor of the gradient that new entities' labels have for the rows of old entities, not for that
-            of O; 1 changes nothing.
+        old_gradient: factor of the gradient from labels of new entities to the rows of old entities, but not to the
+            row of O; 1 changes nothing.
         head: `trained`: the run's head; `frozen`: CFNER's, whose old rows are not trained.
     """
 
@@ -39,14 +39,14 @@ class IS3(ExtendNER):
     cost = Passes(4, task=1)
     by_class = ("prototypes",)
     card = Card(
-        mechanism="ExtendNER without replay; weaker gradient of new labels for rows of old entities; prototypes of old "
-        "labels in the head",
+        mechanism="ExtendNER without replay; weaker gradient from new labels to rows of old entities; prototypes of "
+        "old labels in the head",
         o_rows="in the first task, O is learned as class 0 with cross-entropy; later O rows are only distilled, over "
         "the old columns of the soft-max over all classes",
-        reading="The factor weakens the gradient of the cross-entropy for rows and (in the authors' code: not) biases, "
-        "not that for the encoder. As in the authors' code, a prototype is the mean of unit features at the end of its "
-        "task and is never updated; O has none. Every step learns the prototypes (in the code: every step with new "
-        "entities).",
+        reading="The factor weakens the gradient of the cross-entropy for rows and biases (not for biases in the "
+        "authors' code), but not for the encoder. As in the authors' code, a prototype is the mean of unit features at "
+        "the end of its task and is never updated; O has none. Every step learns the prototypes (in the authors' code, "
+        "every step with new entities).",
     )
 
     prototypes: Tensor  # (classes, width), 0 for O and for classes without examples
@@ -88,8 +88,8 @@ class IS3(ExtendNER):
         return terms
 
     def debiased(self, features: Tensor) -> Tensor:  # (rows, width) -> (rows, classes)
-        """The head's logits. Their gradient for the rows of old entities is multiplied by `old_gradient`, for the
-        features it is what it is: w + (factor - 1)(w - stop(w)) is w, with the gradient of factor w."""
+        """The head's logits. Their gradient for the rows of old entities is multiplied by `old_gradient`; the gradient
+        for the features is unchanged: w + (factor - 1)(w - stop(w)) is w, with the gradient of factor w."""
         head, weakened = self.model.head, {}
         for name, rows in head.named_parameters():
             kind, _, task = name.rpartition(".")
@@ -101,7 +101,7 @@ class IS3(ExtendNER):
         return logits
 
     def after_task(self, task: Task) -> None:
-        """p_c = mean of f/|f| over the words of label c, O excepted."""
+        """p_c = mean of f/|f| over the words of label c, for all labels except O."""
         super().after_task(task)
         trained = self.training_examples(task)
         features, targets = self.outputs(trained).features, self.stream.labels(trained)[1]

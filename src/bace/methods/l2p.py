@@ -45,7 +45,7 @@ class L2P(Method):
         lr: learning rate of Adam for a batch of 256; it is scaled to the run's batch.
         clip: maximum gradient norm; 0 means no clipping.
         vote: in training, all inputs of a batch use the prompts that most of them chose.
-        prompt_mask: while the pool lasts, each task trains `top` prompts of its own, which start as copies of the last
+        prompt_mask: while the pool lasts, each task trains its own `top` prompts, which start as copies of the last
             task's. For T tasks this needs a pool of T x `top`; later tasks train the prompts that their inputs choose.
     """
 

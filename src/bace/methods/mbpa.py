@@ -35,7 +35,7 @@ class MBPA(Method):
         steps: steps of the local adaptation; 0 gives SEQ.
         adapt: what is adapted: the `head`, on features of the memory stored at the end of the task, for all examples of
             a batch at the same time; or `all` of the network, one example after the other (the original).
-        lr_local: learning rate of the local adaptation by Adam, which starts anew for every example. Default: 0.001 for
+        lr_local: learning rate of the local adaptation by Adam, which restarts for every example. Default: 0.001 for
             the whole network (the original's), 0.01 for the head, because 30 smaller steps would hardly change a
             trained classifier.
         lambda_local: weight of the squared distance to the trained weights.

@@ -16,7 +16,7 @@ class MBPApp(MBPA, SparseER):
         steps: steps of the local adaptation; 0 gives Sparse-ER.
         adapt: what is adapted: the `head`, on features of the memory stored at the end of the task, for all examples of
             a batch at the same time; or `all` of the network, one example after the other (the original).
-        lr_local: learning rate of the local adaptation by Adam, which starts anew for every example. Default: 0.001 for
+        lr_local: learning rate of the local adaptation by Adam, which restarts for every example. Default: 0.001 for
             the whole network (the original's), 0.01 for the head.
         lambda_local: weight of the squared distance to the trained weights.
         sample: with `adapt=all`, the number of test examples of each task to evaluate (see metrics.json); 0 means all.

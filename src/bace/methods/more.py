@@ -49,7 +49,7 @@ class MORE(HAT):
     paper = "Kim, Ke, Liu, A Multi-Head Model for Continual Learning via Out-of-Distribution Replay, CoLLAs 2022"
     uses_memory = True
     cost = Passes(3, 3, task=2)
-    cannot_forget = "its covariances are those of whole calls, not of classes"
+    cannot_forget = "its covariances belong to whole calls, not to classes"
     card = Card(
         mechanism="HAT; an out-of-distribution class in each head, taught with the memory; Mahalanobis weights",
         besides="prediction takes one pass and the distances for each task; heads train on cached features",

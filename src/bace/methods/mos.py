@@ -26,22 +26,22 @@ from bace.randomness import generator
 
 
 class MOS(Alignment):
-    """Tune adapters for every task and merge them with the earlier ones at each step. At prediction an example finds
-    its adapters by itself: a first guess names a task, whose adapters may guess another one, until the guess stays.
+    """Tune adapters for every task and merge them with the earlier ones at each step. At prediction, a first guess
+    selects a task, and its adapters may guess another task, until the guess no longer changes.
 
     Args:
         momentum: share of the mean of the earlier adapters that a step merges into the new ones; 0 merges nothing.
         contrast: weight of the term that keeps features apart from each other and from the means of old classes; 0
             leaves it out.
-        temperature: the temperature of that term.
-        rounds: how often an example is predicted at most until the task it is guessed to be of stays.
+        temperature: temperature of the contrast.
+        rounds: maximum number of predictions for an example until its guessed task no longer changes.
         hidden: units in the bottleneck of an adapter.
         tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
-        tune_lr: learning rate of the adapters, which falls to 0 by a cosine; the head's is a tenth of it.
-        tune_batch: examples in a step.
+        tune_lr: learning rate of the adapters, which falls to 0 along a cosine; the head's is a tenth of it.
+        tune_batch: examples per step.
         align_epochs: epochs of the alignment of all heads on features drawn from Gaussians; 0 leaves it out.
-        align_lr: its learning rate, which falls to 0 by a cosine.
-        samples: features drawn of each class in an epoch of the alignment, and in a batch of all classes.
+        align_lr: learning rate of the alignment, which falls to 0 along a cosine.
+        samples: number of features drawn for each class in an epoch of the alignment, and batch size of the alignment.
     """
 
     title = "MOS"
@@ -50,15 +50,15 @@ class MOS(Alignment):
     growing_head = False
     one_encoder = False
     card = Card(
-        mechanism="adapters for each task, merged step by step; heads aligned on drawn features; a guessed task is "
-        "refined by its own adapters",
-        besides="prediction: a pass for each task; a covariance for each class; every task adds adapters",
-        o_rows="refused: O belongs to no task, so no adapters are its own",
+        mechanism="adapters for each task, merged step by step; heads aligned on drawn features; the adapters of a "
+        "guessed task refine the guess",
+        besides="prediction takes a pass for each task; a covariance for each class; every task adds adapters",
+        o_rows="refused: O belongs to no task, so it has no adapters",
         stages=("tune", "statistics", "align"),
-        reading="the authors' code: adapters start as the last task's; the contrast takes features as they are; the "
-        "alignment takes logits as they are, from means that do not fade; the first guess, by class means under the "
-        "first task's adapters, is sharpened by the number of tasks and added to the last. Each task's rows go on from "
-        "before the alignment, as in SLCA (theirs: from after it)",
+        reading="As in the authors' code, adapters start as copies of the last task's. The contrast does not normalise "
+        "features, and the alignment does not normalise logits or fade means. The first guess, by class means under "
+        "the first task's adapters, is sharpened by the number of tasks and added to the last guess. Each task "
+        "continues from the rows before the alignment, as in SLCA (in the authors' code, from the rows after it).",
     )
 
     adapters: ParallelAdapters
@@ -146,7 +146,7 @@ class MOS(Alignment):
         logits, targets = self.outputs(examples).logits, self.stream.labels(examples)[1]
         return float(F.cross_entropy(logits[:, self.now.known :], targets - self.now.known))
 
-    # -- what is kept of its classes
+    # -- statistics of its classes
 
     def describe(self, batch: Batch) -> None:
         super().describe(batch)
@@ -162,7 +162,7 @@ class MOS(Alignment):
 
     @torch.inference_mode()
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:  # (rows, seen)
-        """softmax(z) + softmax(t cos(f_1, mu_c)), z of the adapters that the rows have found for themselves."""
+        """softmax(z) + softmax(t cos(f_1, mu_c)), where z comes from the adapters that each row has found."""
         features = []
         for index in range(len(self.adapters.sets)):
             with self.adapters.of(index):
@@ -198,8 +198,8 @@ def refined(
     tasks: Tensor,  # (classes,) the task of each class
     rounds: int,
 ) -> Tensor:  # (rows, classes)
-    """The logits under the adapters of the guessed class's task, which guess again, until the task stays the same: that
-    of a row whose guess stays would not change in further rounds."""
+    """The logits under the adapters of the guessed class's task, which guess again until the task stays the same. A row
+    whose guess stays would not change in further rounds."""
     rows = torch.arange(guess.shape[0], device=guess.device)
     for _ in range(rounds - 1):
         guess = logits[rows, tasks[guess]].argmax(1)

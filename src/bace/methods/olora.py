@@ -21,17 +21,17 @@ from bace.randomness import generator
 
 
 class OLoRA(SEQ):
-    """Learn for every task a low-rank change of the query and value projections, in a subspace orthogonal to those of
-    the tasks before, whose changes stay as they are.
+    """For every task, learn a low-rank change of the query and value projections in a subspace that is orthogonal to
+    those of earlier tasks. Earlier changes are fixed.
 
     Args:
-        rank: the rank of each change.
+        rank: rank of each change.
         orthogonality: weight of the products between the new subspace and the old ones; 0 leaves it out.
         tune_epochs: epochs of a task; the run's train.epochs, lr, batch_size and optimiser are not used.
         tune_lr: learning rate of AdamW.
-        tune_batch: examples in a step.
-        tune_steps: steps that a task has at least: on fewer examples than the authors', batches are smaller (down to 8)
-            and then epochs more. 0: as the other settings say.
+        tune_batch: examples per step.
+        tune_steps: minimum number of steps of a task; if there are too few, batches become smaller (down to 8), and
+            then there are more epochs. 0 means no minimum.
     """
 
     title = "O-LoRA"
@@ -40,11 +40,12 @@ class OLoRA(SEQ):
     card = Card(
         mechanism="a low-rank change for each task, in a subspace orthogonal to the earlier ones",
         besides="every task adds a change",
-        o_rows="class 0 under cross-entropy, whose soft-max is over all seen classes then",
+        o_rows="O is learned as class 0 with cross-entropy; for entities the soft-max spans all seen classes",
         stages=("tune",),
-        reading="a linear head whose rows start at zero (see CODA-Prompt) and cross-entropy over the new classes (the "
-        "authors generate the labels as text); a sum of absolute products, as in their code (the paper squares them); "
-        "W + B A without a factor. AdamW at 0.001 in one epoch, as published, but at least 400 steps (`tune_steps`)",
+        reading="The rows of the linear head start at zero (see CODA-Prompt), and the cross-entropy spans the new "
+        "classes (the authors generate the labels as text). The penalty is a sum of absolute products, as in the "
+        "authors' code (the paper squares them). W + B A has no factor. AdamW trains at 0.001 for one epoch, as "
+        "published, but for at least 400 steps (`tune_steps`).",
     )
 
     lora: LoRA

@@ -27,11 +27,12 @@ from bace.randomness import generator
 
 
 class OWM(Method):
-    """Change each layer only in directions orthogonal to the inputs it has seen, so that its outputs for them stay.
+    """Change each layer only in directions orthogonal to the inputs it has seen, so that its outputs for them stay the
+    same.
 
     Args:
         alpha: ridge of the projectors; a smaller ridge protects inputs more strictly.
-        decay: the ridge falls to `decay` times its value over a task; 1: constant.
+        decay: the ridge falls to `decay` times its value over a task; 1 keeps it constant.
         trains: `adapters` in the blocks of the encoder and the head, or the `head` alone.
         mode: when mean inputs of a batch are stored: at every step (`per_batch`, the authors' code), or only in one
             pass over a finished task (`end_of_task`, the text of their paper).

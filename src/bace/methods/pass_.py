@@ -47,7 +47,7 @@ class PASS(Method):
         "If the run uses SGD, the encoder learns at a tenth of its learning rate, which suits pre-trained weights, "
         "and the head at the full learning rate: in a few epochs (the authors train for 100) at the encoder's rate, "
         "new rows would stay near their initial values. Texts are not rotated; everything else is the same. The "
-        "radius is that of the first task. The feature distance is scaled as for the authors' batches of 64 images in "
+        "radius is the first task's. The feature distance is scaled as for the authors' batches of 64 images in "
         "4 rotations, whatever the batch size is.",
     )
 

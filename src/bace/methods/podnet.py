@@ -41,8 +41,8 @@ class PODNet(ER):
     paper = "Douillard et al., PODNet: Pooled Outputs Distillation for Small-Tasks Incremental Learning, ECCV 2020"
     takes_o = False
     keeps_teacher = True
-    # Student and teacher begin alike, where the norm of their difference has a kink: there the rounding of a batch that
-    # is read in parts decides about the gradient.
+    # Student and teacher start equal, and there the norm of their difference has a kink: the rounding of a batch that
+    # is read in parts determines the gradient.
     whole_batches = True
     scorers = ("nme",)
     by_class = ("means",)

@@ -22,18 +22,18 @@ from bace.randomness import generator
 
 class RanPAC(OnePass):
     """Tune adapters on the first task and freeze them. In every task expand the features at random, add up their
-    products with each other and with the classes, and solve a ridge regression, whose strength is chosen on the task.
+    products with each other and with the classes, and solve a ridge regression whose strength is chosen on the task.
 
     Args:
-        M: number of random features; the method keeps a matrix of M^2 numbers in double precision (10000: 800 MB). 0:
-            the encoder's own features.
-        ridge: strength of the ridge; default: of 10^-8 to 10^8 the one with the lowest squared error on a fifth of the
-            task's examples, after a solution on the others.
-        adapt: tune adapters on the first task; otherwise the encoder stays as it is.
+        M: number of random features; the method keeps a matrix of M^2 numbers in double precision (10000: 800 MB). 0
+            uses the encoder's own features.
+        ridge: strength of the ridge. Default: the strength from 10^-8 to 10^8 with the lowest squared error on a fifth
+            of the task's examples, solved on the others.
+        adapt: tune adapters on the first task; otherwise the encoder is not changed.
         hidden: units in the bottleneck of an adapter.
-        tune_epochs: epochs in which they are tuned.
-        tune_lr: learning rate of that.
-        tune_batch: examples in a step of that.
+        tune_epochs: epochs of the tuning.
+        tune_lr: learning rate of the tuning.
+        tune_batch: examples per step of the tuning.
     """
 
     title = "RanPAC"
@@ -41,12 +41,14 @@ class RanPAC(OnePass):
     cannot_forget = "its matrix G is the sum of the products of all examples, and the share of one class is not known"
     card = Card(
         mechanism="adapters tuned on the first task; random features, ridge regression on sums over all tasks",
-        besides="M^2 numbers (`M`); a solution of M equations once a task. The first task: 3 new in each of its epochs",
-        o_rows="class 0 in every task, so that the order of tasks does not matter; hidden entities count as O there",
+        besides="M^2 numbers (`M`); once per task a solution of M equations; the first task takes 3 new in each of its "
+        "epochs",
+        o_rows="O is class 0 in every task, so the order of tasks does not matter; hidden entities count as O",
         stages=("main",),
-        reading="adapters beside the MLPs and a cosine head, tuned as in APER; one pass in clean views, whatever the "
-        "epochs; double precision (the authors: single, in whose rounding small ridges drown). The ridge is chosen on "
-        "the task alone, as published: on few examples it can come out too small for what all tasks give together",
+        reading="Adapters beside the MLPs and a cosine head are tuned as in APER. There is one pass over clean views, "
+        "whatever the number of epochs. We use double precision (in the authors' single precision, small ridges are "
+        "lost in rounding). The ridge is chosen on the task alone, as published: with few examples it can be too small "
+        "for the sums over all tasks.",
     )
 
     adapters: ParallelAdapters | None
@@ -54,8 +56,8 @@ class RanPAC(OnePass):
     G: Tensor  # (M, M) sum of H^T H
     Q: Tensor  # (M, classes) sum of H^T Y
     weight: Tensor  # (M, classes) (G + lambda I)^-1 Q
-    lam: Tensor  # () lambda, as the last task chose it
-    x: Tensor  # (rows, width) of the task at hand, until all are there
+    lam: Tensor  # () lambda, as chosen on the last task
+    x: Tensor  # (rows, width) of the current task, until all are collected
     y: Tensor  # (rows,)
 
     def __init__(
@@ -89,7 +91,7 @@ class RanPAC(OnePass):
 
     def needs(self, task: int) -> tuple[int, int]:
         kept, trained = super().needs(task)
-        # double precision: G, a copy with the ridge and its factor while it is solved
+        # in double precision: G, and while it is solved a copy with the ridge and its factor
         kept += 2 * (3 * len(self.G) ** 2 + self.projection.numel())
         if self.adapters is None:
             return kept, trained
@@ -133,7 +135,7 @@ class RanPAC(OnePass):
         Y = one_hot(self.y, self.Q.shape[1])
         if self.ridge is not None:
             self.lam.fill_(self.ridge)
-        elif len(Y) > 1:  # otherwise there is nothing to choose by
+        elif len(Y) > 1:  # otherwise there is nothing to validate on
             self.lam.fill_(choose_lambda(self.expanded, self.x, Y))
         add_products(self.G, self.Q, self.expanded, self.x, Y)  # G <- G + H^T H;  Q <- Q + H^T Y
         self.weight = ridge_solution(self.G, self.Q, float(self.lam))

@@ -28,8 +28,8 @@ class RDP(ExtendNER):
     Args:
         pseudo: relabel O words; otherwise they are learned as O.
         lambda_kd: weight of the distillation on O words; 0 leaves it out.
-        lambda_soft: weight of the soft labels: the teacher's scores of old labels, the word's own among the new ones; 0
-            leaves them out.
+        lambda_soft: weight of the soft labels (the teacher's scores for old labels, the word's own label for new ones);
+            0 leaves them out.
         lambda_entropy: weight of the entropy of predictions; 0 leaves it out.
         soft: the loss of the soft labels: binary cross-entropy for each label (`bce`); or, as the authors' code
             computes it, the cross-entropy of the soft-max with the soft-max of the soft labels (`softmax`).
@@ -49,10 +49,10 @@ class RDP(ExtendNER):
         "self-entropy; frozen old rows",
         o_rows="in the first task, O is learned as class 0 with cross-entropy; later O rows are learned with the "
         "previous network's label, which may be O, and distilled as in ExtendNER",
-        reading="As in the authors' code: weights, frozen rows, and means over words and labels of the soft labels and "
-        "of the entropy. What the code calls BCE is a soft-max cross-entropy (`soft`). Prototypes are means of the "
-        "previous network's features over the O words of the task to which it gives a label; a label that it gives "
-        "to none is no pseudo label (in the code: its prototype is 0).",
+        reading="Weights, frozen rows, and the means of soft labels and entropy over words and labels follow the "
+        "authors' code. What the code calls BCE is a soft-max cross-entropy (`soft`). A prototype is the mean of the "
+        "previous network's features over the task's O words that get this label; a label that no word gets is not "
+        "used as a pseudo label (in the code, its prototype is 0).",
     )
 
     def __init__(

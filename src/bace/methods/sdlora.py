@@ -23,30 +23,31 @@ from bace.randomness import generator
 
 
 class SDLoRA(SEQ):
-    """Learn for every task a low-rank change of the query and value projections. Directions of earlier tasks are fixed;
-    how far the network goes along each of them is learned anew.
+    """For every task, learn a low-rank change of the query and value projections. The directions of earlier tasks are
+    fixed, and their magnitudes are learned again.
 
     Args:
-        rank: of each change.
-        magnitude: how far it goes along each direction when a task begins.
+        rank: rank of each change.
+        magnitude: magnitude of each direction at the start of a task.
         tune_epochs: epochs of a task; the run's train.epochs, lr and batch_size are not used.
         tune_lr: learning rate.
-        tune_batch: examples in a step.
-        tune_steps: steps that a task has at least: on fewer examples than the authors', batches are smaller (down to 8)
-            and then epochs more. 0: as the other settings say.
+        tune_batch: examples per step.
+        tune_steps: minimum number of steps of a task; if there are too few, batches become smaller (down to 8), and
+            then there are more epochs. 0 means no minimum.
     """
 
     title = "SD-LoRA"
     paper = "Wu et al., SD-LoRA: Scalable Decoupled Low-Rank Adaptation for Class Incremental Learning, ICLR 2025"
     growing_head = False  # its rows start at zero
     card = Card(
-        mechanism="a low-rank change for each task; fixed directions, magnitudes of all learned anew",
+        mechanism="a low-rank change for each task; old directions are fixed, all magnitudes are learned again",
         besides="every task adds a change",
-        o_rows="class 0 under cross-entropy, whose soft-max is over all seen classes then",
+        o_rows="O is learned as class 0 with cross-entropy; for entities the soft-max spans all seen classes",
         stages=("tune",),
-        reading="the authors' code: one magnitude a task for all blocks, which starts at 0.8 in every task; SGD at a "
-        "constant rate without weight decay. A linear head whose rows start at zero (theirs: at random; see "
-        "CODA-Prompt). The authors' 20 epochs are 800 steps; a task has at least 400 here (`tune_steps`)",
+        reading="As in the authors' code, each task has one magnitude for all blocks, which starts at 0.8 in every "
+        "task, and SGD has a constant learning rate and no weight decay. The rows of the linear head start at zero "
+        "(the authors start them at random; see CODA-Prompt). The authors' 20 epochs are 800 steps; here a task has at "
+        "least 400 (`tune_steps`).",
     )
 
     lora: "Decoupled"

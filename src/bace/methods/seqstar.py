@@ -18,22 +18,22 @@ from bace.models.heads import CosineHead, Head, LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
 
-MOST_FUTURE = 100_000  # rows for classes to come
+MOST_FUTURE = 100_000  # rows for future classes
 
 
 class SEQStar(SEQ):
-    """Fine-tune the encoder in the first epochs of the first task and freeze it for good. A task then learns nothing
-    but its own rows of the head, beside the rows of earlier tasks, which are frozen too, and those of later tasks,
-    which are there from the beginning and learn to score low.
+    """Fine-tune the encoder in the first epochs of the first task, then freeze it. From then on, a task learns only its
+    own rows of the head. The rows of earlier tasks are frozen; those of later tasks exist from the start and learn to
+    score low.
 
     Args:
-        warmup_epochs: epochs in which the encoder is fine-tuned, of the first task alone; 0: it stays as it is.
-        warmup_lr: learning rate of the encoder in them, with AdamW; that of the head is `head_lr`.
-        head_epochs: epochs in which the rows of a task are learned after that.
-        head_lr: learning rate of that, with AdamW; the run's train.lr and optimiser are not used.
-        head_steps: steps that a task has at least for that; epochs are raised until it has them.
-        future: rows for classes to come, which take part in the soft-max of all tasks before they are needed; default:
-            as many as the stream's later tasks need, which a Learner does not know. Classes beyond them get new rows.
+        warmup_epochs: epochs of the first task in which the encoder is fine-tuned; 0 leaves it unchanged.
+        warmup_lr: learning rate of the encoder in the warm-up, with AdamW; the head learns at `head_lr`.
+        head_epochs: epochs in which the rows of a task are learned, after the warm-up.
+        head_lr: learning rate of the head, with AdamW; the run's train.lr and optimiser are not used.
+        head_steps: minimum number of steps of these epochs; the epochs are raised to reach it.
+        future: number of rows for future classes, which take part in the soft-max before they are needed. Default: as
+            many as the stream's later tasks need, which a Learner does not know. Further classes get new rows.
     """
 
     title = "SEQ*"
@@ -41,16 +41,16 @@ class SEQStar(SEQ):
     cost = Passes(0, task=1)
     card = Card(
         mechanism="encoder fine-tuned in a warm-up on the first task, then frozen with the rows of old classes",
-        besides="the first task: 3 new in each epoch of its warm-up",
+        besides="the first task takes 3 new in each epoch of its warm-up",
         o_rows="O is learned as class 0 with cross-entropy; its row belongs to the first task and is frozen after it",
         stages=("head",),
         reading="The soft-max spans all seen classes. The head is the run's, cosine or linear (`head.kind`); the "
-        "authors advise cosine if there are no old data. Its scale is frozen after the first task (theirs is 1 "
-        "throughout: `head.sigma_init=1`, `head.sigma_learn=false`; rows then need more steps). Features are computed "
-        "once, in clean views and without dropout. Rows of future classes (`future`) are those that the stream will "
-        "need, as in the authors' runs of SEQ*. The authors' batches are of 4 texts, so that ten epochs are thousands "
-        "of steps (`head_steps`); in few steps rows that have learned to score low do not come back. The warm-up "
-        "has the authors' rate: at a rate of full fine-tuning the features of later classes move together.",
+        "authors advise cosine if there is no old data. Its scale is frozen after the first task (the authors' is "
+        "always 1: `head.sigma_init=1`, `head.sigma_learn=false`; rows then need more steps). Features are computed "
+        "once, in clean views and without dropout. There are as many rows of future classes (`future`) as the stream "
+        "will need, as in the authors' runs of SEQ*. The authors use batches of 4 texts, so ten epochs are thousands "
+        "of steps (`head_steps`); in a few steps, rows that have learned to score low do not recover. The warm-up uses "
+        "the authors' learning rate: at the rate of full fine-tuning, the features of later classes become similar.",
     )
 
     def __init__(
@@ -83,7 +83,7 @@ class SEQStar(SEQ):
     # -- the head
 
     def build(self, model: Model) -> Model:
-        """The rows of future classes are a head in the head: they train and are saved with it."""
+        """The rows of future classes are a head inside the head, so they are trained and saved with it."""
         width, cosine = model.encoder.width, isinstance(model.head, CosineHead)
         rows = CosineHead(width, 1.0, sigma_learn=False) if cosine else LinearHead(width)
         model.head.add_module("future", rows.to(self.stream.device))
@@ -153,7 +153,7 @@ class SEQStar(SEQ):
 
 @torch.no_grad()
 def take(future: Head, head: Head) -> None:
-    """The newest rows of a head become the first of the future ones, as far as these last."""
+    """The newest rows of a head take the values of the first future rows, as long as there are any."""
     for parts in ("blocks", "biases"):
         if hasattr(head, parts):
             held, newest = getattr(future, parts), getattr(head, parts)[-1]

@@ -28,8 +28,9 @@ class SimpleCIL(OnePass):
     takes_known = True
     card = Card(
         mechanism="frozen encoder; class means as rows of a cosine head",
-        o_rows="class 0 in every task: its mean is that of all words labelled O so far, hidden entities among them",
-        reading="one pass in clean views, whatever the epochs; means of the features as they are, not of unit ones",
+        o_rows="O is class 0 in every task: its mean covers all words labelled O so far, including hidden entities",
+        reading="There is one pass over clean views, whatever the number of epochs. Means are of the features "
+        "themselves, not of unit features.",
     )
 
     def __init__(self) -> None:

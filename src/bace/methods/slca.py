@@ -24,15 +24,15 @@ class SLCA(Alignment):
 
     Args:
         lr: learning rate of the head; default: the run's.
-        slow: learning rate of the encoder, as a share of the head's; 1: no slower.
-        drop: factor of both rates in the last tenth of the epochs; 1: none.
-        weight_decay: on weights, in both stages.
+        slow: learning rate of the encoder, as a share of the head's; 1 means equal rates.
+        drop: factor of both rates in the last tenth of the epochs; 1 means no drop.
+        weight_decay: weight decay of weights, in both stages.
         align_epochs: epochs of the alignment; 0 leaves it out.
-        align_lr: its learning rate, which falls to 0 by a cosine.
-        samples: features drawn of each class in an epoch of the alignment, and in a batch of all classes.
-        logit_norm: temperature of the normalised logits in the alignment; 0 leaves the logits as they are.
-        fade: how much nearer to zero the means of old classes are drawn: mu_c (1 - fade + fade (t_c + 1) / (t + 1)).
-        ridge: added to the variances that are drawn from.
+        align_lr: learning rate of the alignment, which falls to 0 along a cosine.
+        samples: number of features drawn for each class in an epoch of the alignment, and batch size of the alignment.
+        logit_norm: temperature of the normalised logits in the alignment; 0 means that logits are not normalised.
+        fade: how far the means of old classes shrink to zero: mu_c (1 - fade + fade (t_c + 1) / (t + 1)).
+        ridge: number added to the variances of the Gaussians.
     """
 
     title = "SLCA"
@@ -47,8 +47,8 @@ class SLCA(Alignment):
         besides="a covariance for each class; the heads' alignment on drawn features",
         o_rows="refused: O belongs to no task's head, and one Gaussian cannot stand for all words labelled O",
         stages=("main", "statistics", "align"),
-        reading="SGD with momentum, as published, whatever the run's optimiser; the run's epochs (the authors': 20). A "
-        "linear head with bias",
+        reading="The optimiser is SGD with momentum, as published, whatever the run's optimiser is. The number of "
+        "epochs is the run's (20 in the original). The head is linear and has a bias.",
     )
 
     def __init__(
@@ -96,7 +96,8 @@ class SLCA(Alignment):
         return F.cross_entropy(self.model(batch).logits[:, self.now.known :], batch.targets - self.now.known)
 
     def gaussian(self, c: int) -> tuple[Tensor, Tensor]:  # (width,), (width, width)
-        """N(mu_c (0.9 + 0.1 (t_c + 1) / (t + 1)), S_c + 1e-4 I), t_c the task of class c and t the one at hand."""
+        """N(mu_c (0.9 + 0.1 (t_c + 1) / (t + 1)), S_c + 1e-4 I), where t_c is the task of class c and t the current
+        one."""
         t_c = next(task.index for task in self.stream if c in task.classes)
         mean = self.statistics.means[c] * (1 - self.fade + self.fade * (t_c + 1) / (self.now.task + 1))
         identity = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)

@@ -39,8 +39,8 @@ class SLDA(OnePass):
     by_class = ("means", "counts")
     card = Card(
         mechanism="frozen encoder; running class means and covariance; linear discriminant analysis",
-        o_rows="class 0 in every task: its mean is that of all words labelled O so far, hidden entities among them; "
-        "most words are O, so the covariance is nearly that of O",
+        o_rows="O is class 0 in every task: its mean covers all words labelled O so far, including hidden entities; "
+        "most words are O, so the covariance is nearly O's",
         reading="There is one pass over clean views, whatever the number of epochs. The recursion is the published "
         "one (`exact`: the pooled covariance), but it starts with the first example; the authors start from the "
         "shrunk covariance of the first task (`covariance`).",
@@ -69,7 +69,7 @@ class SLDA(OnePass):
         if forgettable:
             self.register_buffer("shares", torch.zeros(0, 0, 0, dtype=torch.float64))
         else:
-            self.cannot_forget = "its covariance is that of all classes; with `forgettable` it keeps each one's share"
+            self.cannot_forget = "its covariance mixes all classes; with `forgettable` it keeps the share of each"
         self.inverse: Tensor | None = None  # the inverse covariance, until the covariance changes
 
     def grow(self, task: Task) -> None:

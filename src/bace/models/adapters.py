@@ -16,16 +16,16 @@ from bace.models.encoder import Encoder, frozen_modules
 class Adapter(nn.Module):
     """u -> u + up(relu(down(u))), exactly the identity at first.
 
-    `up` starts at zero, which alone makes it the identity, and `down` as a layer before a ReLU does (He et al., 2015):
-    a tiny `down` would leave next to nothing for `up` to learn from, and so nothing for `down`. Gates on the hidden and
-    the output units (HAT) multiply what `down` and `up` put out, which forward hooks on the two can do.
+    `up` starts at zero, which makes it the identity. `down` starts like any layer before a ReLU (He et al., 2015): with
+    a tiny `down`, `up` would get almost no gradient, and therefore `down` would not either. Gates on the hidden and the
+    output units (HAT) multiply the outputs of `down` and `up` by forward hooks.
     """
 
     def __init__(self, width: int, hidden: int, generator: torch.Generator) -> None:
         super().__init__()
         if hidden < 1:
             raise ConfigError(f"an adapter needs at least 1 hidden unit, not {hidden}. The paper uses 64 or 128.")
-        # On "meta" torch's own initialisation does nothing; on the CPU it would draw from the global generator.
+        # On "meta", torch's own initialisation does nothing; on the CPU it would draw from the global generator.
         self.down = nn.Linear(width, hidden, device="meta").to_empty(device="cpu")
         self.up = nn.Linear(hidden, width, device="meta").to_empty(device="cpu")
         nn.init.kaiming_normal_(self.down.weight, nonlinearity="relu", generator=generator)
@@ -41,11 +41,11 @@ class Adapter(nn.Module):
 
 
 def add_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> list[Adapter]:
-    """Puts an adapter after the attention and after the MLP of every block, inside the residual branch, in place.
+    """Insert an adapter after the attention and after the MLP of every block, inside the residual branch, in place.
 
-    Afterwards the adapters and all LayerNorms are trainable and nothing else is. The encoder's outputs do not change.
-    A prefix that is frozen already gets no adapters and stays frozen. One frozen afterwards keeps its adapters, as the
-    identity they are.
+    Afterwards only the adapters and all LayerNorms are trainable. The encoder's outputs do not change. A prefix that is
+    already frozen gets no adapters and stays frozen. A prefix that is frozen later keeps its adapters, which are the
+    identity.
 
     Returns:
         The adapters from the lowest block up, attention before MLP.
@@ -68,6 +68,6 @@ def add_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> l
 
 
 def own_adapters(encoder: Encoder, hidden: int, generator: torch.Generator) -> list[Adapter]:
-    """The adapters of a method that needs some: those that the encoder has, or new ones."""
+    """The adapters for a method that needs them: those of the encoder, or new ones."""
     found = [module for module in encoder.modules() if isinstance(module, Adapter)]
     return found or add_adapters(encoder, hidden, generator)

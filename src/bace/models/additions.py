@@ -1,7 +1,7 @@
-"""Additions to a frozen encoder: several sets of small trained parts. Every pass goes through some of them.
+"""Additions to a frozen encoder: several sets of small trained parts. Every pass uses some of them.
 
-A context chooses the sets of a pass: `with additions.of(0): model(batch)`. `with additions.of():` gives the encoder as
-it was. Adapters, LoRA, scale-and-shift and deep prompts are additions.
+A context chooses the sets of a pass: `with additions.of(0): model(batch)`. `with additions.of():` gives the original
+encoder. Adapters, LoRA, scale-and-shift and deep prompts are additions.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ from bace.models.model import parameter_count
 
 class Additions:
     """Sets of parts, with one part of each set at every site of an encoder. The parts become modules of the encoder, so
-    they are in its state; nothing else of it is trained from here on.
+    they are in its state. From then on, nothing else in the encoder is trained.
 
-    A frozen prefix (backbone.freeze) gets no sites. Outside of `of` the newest set is in use.
+    A frozen prefix (backbone.freeze) gets no sites. Outside of `of`, the newest set is used.
 
     Args:
-        encoder: the encoder to which they are added, in place.
-        sites: the number of places for the parts of a set; subclasses hook them.
+        encoder: the encoder that the parts are added to, in place.
+        sites: the number of sites for the parts of a set; subclasses hook them.
     """
 
     def __init__(self, encoder: Encoder, sites: int) -> None:
@@ -46,13 +46,13 @@ class Additions:
         raise NotImplementedError
 
     def grow(self, generator: torch.Generator, device: torch.device) -> None:
-        """One more set."""
+        """Add a set."""
         parts = nn.ModuleList(self.make(site, generator) for site in range(self.sites))
         self.sets.append(parts.to(device))
 
     @contextmanager
     def of(self, *sets: int) -> Iterator[None]:
-        """Make passes go through these sets or, if there are none, through the frozen encoder alone."""
+        """Make passes use these sets or, if there are none, only the frozen encoder."""
         before, self.chosen = self.chosen, sets
         try:
             yield
@@ -60,7 +60,7 @@ class Additions:
             self.chosen = before
 
     def noted(self) -> Callable[[], AbstractContextManager[None]]:
-        """A function that restores the sets that passes go through now."""
+        """A function that restores the sets that passes use now."""
         return partial(self.of, *self.active)
 
     @property
@@ -76,7 +76,7 @@ class Additions:
         return list(self.sets[index].parameters())
 
     def missing(self, sets: int) -> int:
-        """The number of parameters that the encoder lacks until there are this many sets."""
+        """The number of parameters that are still missing until there are this many sets."""
         return max(sets - len(self.sets), 0) * self.size
 
     @cached_property
@@ -91,6 +91,6 @@ def open_blocks(encoder: Encoder) -> list[nn.Module]:
 
 
 def empty_linear(inputs: int, outputs: int, *, bias: bool) -> nn.Linear:
-    """A Linear whose weights are yet to be drawn: on "meta" torch's own initialisation does nothing; on the CPU it
-    would draw from the global generator."""
+    """A Linear whose weights are not drawn yet: on "meta", torch's own initialisation does nothing; on the CPU it would
+    draw from the global generator."""
     return nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device="cpu")

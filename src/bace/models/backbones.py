@@ -1,4 +1,4 @@
-"""The backbones that have a name, and the places of the files of any backbone."""
+"""The named backbones, and the search for the files of any backbone."""
 
 import importlib.util
 import os
@@ -19,7 +19,7 @@ _HUB_FILES = ["*.json", "model*.safetensors", "vocab.txt", "merges.txt", "spm.mo
 
 @dataclass(frozen=True)
 class Known:
-    """A backbone worth naming.
+    """A named backbone.
 
     family: the `model_type` of transformers.
     hub: its hub id; None if it is embedded, in a package, or a file of the user.
@@ -66,7 +66,7 @@ KNOWN: tuple[Known, ...] = (
         "vit",
         384,
         12,
-        "the paper's DeiT-S/16: 611 classes of ImageNet, without those like CIFAR's; a PyTorch file of yours",
+        "the paper's DeiT-S/16: 611 classes of ImageNet, without those like CIFAR's; a PyTorch file that you provide",
         None,
         "the checkpoint linked by https://github.com/k-gyuhak/MORE and https://github.com/k-gyuhak/CLOOD",
     ),
@@ -75,7 +75,7 @@ KNOWN: tuple[Known, ...] = (
         "vit",
         192,
         12,
-        "ViT-Ti/16: ImageNet-21k (augreg), then ImageNet-1k; for the desk",
+        "ViT-Ti/16: ImageNet-21k (augreg), then ImageNet-1k; for desk scale",
         "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
         "Apache-2.0",
         "vit-tiny-patch16-224",
@@ -105,12 +105,12 @@ KNOWN: tuple[Known, ...] = (
     _hub("openai/clip-vit-base-patch16", "clip", 768, 12, "CLIP's image tower; its class token, not projected", "MIT"),
     _hub("FacebookAI/roberta-base", "roberta", 768, 12, "", "MIT"),
     _hub("distilbert/distilbert-base-cased", "distilbert", 768, 6, ""),
-    _hub("microsoft/deberta-v3-base", "deberta-v2", 768, 12, "has to be converted: docs/text.md", "MIT"),
+    _hub("microsoft/deberta-v3-base", "deberta-v2", 768, 12, "must be converted: docs/text.md", "MIT"),
     _hub("answerdotai/ModernBERT-base", "modernbert", 768, 22, "texts of up to 8,192 tokens; local attention"),
 )
 
 
-OWN: dict[str, Callable[[], Any]] = {}  # encoders that a program makes itself, always the same, by the backbone's name
+OWN: dict[str, Callable[[], Any]] = {}  # functions of a program that make its own encoders, by the backbone's name
 
 
 def known_backbones() -> list[dict[str, str | int]]:
@@ -134,10 +134,10 @@ def find_backbone(name: str) -> Known | None:
 
 
 def backbone_path(name: str) -> Path:
-    """Where a backbone's files are: `name` is one of KNOWN, a folder, a weights file, or a hub id.
+    """The place of a backbone's files. `name` is one of KNOWN, a folder, a weights file, or a hub id.
 
-    Names and relative paths are also looked for in the folder of models. A hub id is downloaded once; afterwards it
-    comes from the cache without asking the network.
+    Names and relative paths are also looked up in the folder of models. A hub id is downloaded once; afterwards it is
+    read from the cache without a network request.
     """
     if name == "digits-vit":
         return Path(__file__).parents[1] / "data" / "digits_vit"
@@ -163,7 +163,7 @@ def backbone_path(name: str) -> Path:
 
 
 def _candidates(name: str, known: Known | None) -> Iterator[Path]:
-    """The paths that the backbone may have in BACE_MODELS, or in the folder `models` beside that of the data."""
+    """The paths that the backbone may have in BACE_MODELS, or in the folder `models` beside the data folder."""
     data = os.environ.get("BACE_DATA")
     models = os.environ.get("BACE_MODELS") or (Path(data).expanduser().parent / "models" if data else None)
     if models is None:

@@ -9,7 +9,7 @@ from bace.models.text_encoder import TextEncoder
 
 
 class DebertaBlock(nn.Module):
-    """A block that puts out its hidden states alone."""
+    """A block that returns only its hidden states."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -21,13 +21,13 @@ class DebertaBlock(nn.Module):
         mask: Tensor,  # (examples, 1, 1, tokens)
         rel_embeddings: Tensor,  # (distances, width)
     ) -> Tensor:  # (examples, tokens, width)
-        """The distances of tokens follow from how many there are, so prompts may stand among them."""
+        """The distances between tokens depend only on their number, so prompts may be inserted."""
         return cast(Tensor, self.layer(hidden, mask, rel_embeddings=rel_embeddings)[0])
 
 
 class DebertaEncoder(TextEncoder):
-    """Tokens attend by what they hold and by how far they are from each other. The vectors of the distances are the
-    same in all blocks; they belong to the embeddings, and are frozen with them."""
+    """Tokens attend by their content and by their distance from each other. All blocks share the vectors of the
+    distances, which belong to the embeddings and are frozen with them."""
 
     transformers_class = "DebertaV2Model"
     has_pooler = False

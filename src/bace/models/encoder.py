@@ -1,7 +1,7 @@
 """A pre-trained transformer with one interface for all families: embed, run the blocks, finish, pool.
 
-Every family is cut into the same three parts (`embeddings`, `blocks`, `norm`), so that prompts, adapters, taps, copied
-top blocks and frozen prefixes are written once, by composing `embed`, `run_block`, `finish` and `pool`.
+Every family is divided into the same three parts (`embeddings`, `blocks`, `norm`), so that prompts, adapters, taps,
+copied top blocks and frozen prefixes are written once, by composing `embed`, `run_block`, `finish` and `pool`.
 """
 
 import functools
@@ -31,9 +31,9 @@ NO_PREFIXES: Mapping[int, Prefix] = MappingProxyType({})
 
 @dataclass
 class PassCounter:
-    """Counts the examples that go forward through all encoders of a run; one that goes back as well counts three times.
+    """Counts the examples that pass forward through all encoders of a run. A forward and backward pass counts three.
 
-    A run gives one to its encoders; copies of them, such as teachers, share it.
+    The encoders of a run and their copies, such as teachers, share one counter.
     """
 
     total: float = 0.0
@@ -48,15 +48,15 @@ class Encoder(nn.Module):
     Attributes:
         config: transformers' description of it.
         width: numbers per token.
-        embeddings, blocks, norm: the three parts; `norm` is the identity where the family has no final LayerNorm.
-        frozen: the number of lowest blocks that are frozen, beside the embeddings; None if none are (`freeze_prefix`).
-        passes: the passes that the run has spent so far.
+        embeddings, blocks, norm: the three parts; `norm` is the identity if the family has no final LayerNorm.
+        frozen: the number of lowest blocks that are frozen with the embeddings; None if nothing is (`freeze_prefix`).
+        passes: the passes of the run so far.
         cache: the outputs of the frozen blocks for examples that were read before, if they are kept.
-        pieces: the parts in which `read_rows` reads a batch that asks for gradients (train.accumulate).
-        whole: all tokens go through the last block, also where its class token alone is read: for what looks into it.
+        pieces: the parts in which `read_rows` reads a batch that needs gradients (train.accumulate).
+        whole: whether all tokens pass the last block even if only the class token is read, for code that inspects it.
         recompute: whether blocks are computed again in the backward pass (train.recompute).
-        states: for each thing that a pass depends on beside its inputs (gates, additions), a function that notes how it
-            is now; what it returns brings that back.
+        states: for each state that a pass depends on besides its inputs (gates, additions), a function that saves it
+            and returns a function that restores it.
     """
 
     modality: ClassVar[Modality]
@@ -69,7 +69,7 @@ class Encoder(nn.Module):
     attention: ClassVar[str] = "sdpa"  # which of transformers' implementations
     attention_end: str  # within a block: the Linear that ends the attention branch
     mlp_end: str  # within a block: the Linear that ends the MLP branch
-    # within a block: the modules that take the input of the MLP branch, and put out what is added to that input
+    # within a block: the modules that take the input of the MLP branch, and return what is added to that input
     mlp_branch: ClassVar[tuple[str, str]]
     query_and_value: ClassVar[tuple[str, str]]  # within a block: the Linears that make them
     key: ClassVar[str]  # the Linear that makes the keys; of families that take prefixes
@@ -104,11 +104,11 @@ class Encoder(nn.Module):
         return None
 
     def relax(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The same inputs in the form that holds `movable`, for methods that optimise inputs."""
+        """The same inputs in the form that contains `movable`, for methods that optimise inputs."""
         return inputs
 
     def clamp(self, moved: Tensor) -> Tensor:
-        """`movable` values, brought back to where inputs can be."""
+        """`movable` values, moved back into the range of inputs."""
         return moved
 
     def shared(self) -> dict[str, Tensor]:
@@ -142,11 +142,11 @@ class Encoder(nn.Module):
             )
 
     def again(self, run: Callable[..., Any], *inputs: Any) -> Any:
-        """The output of `run`, without what its backward pass needs. This is computed again in the backward pass, in
-        the same state and with the same dropout, and is not counted a second time.
+        """The output of `run`, without the activations that its backward pass needs. They are computed again in the
+        backward pass, in the same state and with the same dropout, and are not counted a second time.
 
         Parameters that were exchanged for this pass (torch.func.functional_call) would be gone by then, so such a pass
-        is an ordinary one, and so is a pass without gradient."""
+        is an ordinary one. A pass without gradient is ordinary, too."""
         if not torch.is_grad_enabled() or any(not isinstance(p, nn.Parameter) for p in self.parameters()):
             return run(*inputs)
         states, first = [note() for note in self.states], True
@@ -162,7 +162,7 @@ class Encoder(nn.Module):
                     stack.enter_context(state())
                 try:
                     return run(*inputs)
-                finally:  # torch leaves by an exception as soon as it has all that it needs
+                finally:  # torch leaves by an exception as soon as it has everything it needs
                     self.passes.total = before
 
         return checkpoint(counted_once, *inputs, use_reentrant=False)
@@ -192,14 +192,14 @@ class Encoder(nn.Module):
 
     @property
     def pools_class_token(self) -> bool:
-        """Whether `pool` reads the class token alone, which stands first."""
+        """Whether `pool` reads only the class token, which is the first token."""
         return True
 
     def forward(
         self, inputs: dict[str, Tensor], taps: bool = False, pooled: bool = False
     ) -> Tensor | tuple[Tensor, list[Tensor]]:  # (examples, tokens, width), and that for each block
-        """The finished hidden states; with `taps` also what each block put out, before the final LayerNorm. `pooled`
-        asks for what `pool` reads: the class token alone is then finished, if that is enough."""
+        """The finished hidden states; with `taps` also the output of each block, before the final LayerNorm. With
+        `pooled`, only what `pool` reads is finished: the class token alone, if that is enough."""
         short = pooled and not taps and self.shortens
         if self.cache is not None and not taps and self.cache.takes(inputs):
             hidden, mask, start = self._prefix(inputs, self.cache), self.mask(inputs), self.cache.depth
@@ -218,7 +218,7 @@ class Encoder(nn.Module):
 
         before = self.passes.total
         hidden = cache.read(inputs, compute)
-        # what is found counts as passed: else the cost of a method would depend on the runs before it
+        # cached examples count as passed; otherwise the cost of a method would depend on earlier runs
         self.passes.total = before + len(hidden) * cache.depth / len(self.blocks)
         return hidden
 
@@ -232,8 +232,8 @@ class Encoder(nn.Module):
         prefixes: Mapping[int, Prefix] = NO_PREFIXES,  # by block
         class_token: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:  # (examples, tokens, width) both, and that for each block
-        """From what enters block `start` to the finished hidden states; with `taps` also what each block put out. With
-        `class_token` the last block puts out that alone, which not every encoder can (`shortens`)."""
+        """From the input of block `start` to the finished hidden states; with `taps` also the output of each block.
+        With `class_token` the last block returns only this token, which not every encoder supports (`shortens`)."""
         outputs = []
         for block in range(start, len(self.blocks)):
             if class_token and block == len(self.blocks) - 1:
@@ -246,8 +246,8 @@ class Encoder(nn.Module):
 
     @property
     def shortens(self) -> bool:
-        """Whether its last block can, and may, be run for the class token alone. Not while it is exported, where the
-        number of tokens is a symbol."""
+        """Whether the last block can and may be run for the class token alone. This is not possible during an export,
+        because the number of tokens is a symbol."""
         able = self.takes_prefixes and self.config._attn_implementation == prefix_attention.NAME
         return able and self.pools_class_token and not self.whole and not torch.compiler.is_exporting()
 
@@ -257,10 +257,10 @@ class Encoder(nn.Module):
         hidden: Tensor,  # (examples, tokens, width)
         mask: Tensor | None,
     ) -> Tensor:  # (examples, 1, width)
-        """What the last block makes of the class token: of the others it needs keys and values alone, which stand
-        before its own as prefixes do. So the block costs a sixth. Only where `shortens`."""
+        """The output of the last block for the class token. It needs only keys and values of the other tokens, which
+        come before its own like prefixes, so the block costs a sixth. Only if `shortens`."""
         module = self.blocks[block] if isinstance(block, int) else block
-        # contiguous, because torch multiplies a strided input in another order if the weights ask for no gradient:
+        # contiguous, because torch multiplies a strided input in another order if the weights need no gradient, and
         # student and frozen teacher would differ in the last digit
         own, others = hidden[:, :1].contiguous(), hidden[:, 1:].contiguous()
         if self.attention_norm is not None:
@@ -272,8 +272,8 @@ class Encoder(nn.Module):
 
     @contextmanager
     def uncached(self) -> Iterator[None]:
-        """A context in which every pass goes through all blocks. It is for examples that are made up for one step, and
-        for tensors whose values cannot be read (torch.func)."""
+        """A context in which every pass goes through all blocks, for examples that are synthesised for one step and for
+        tensors whose values cannot be read (torch.func)."""
         cache, self.cache = self.cache, None
         try:
             yield
@@ -281,7 +281,7 @@ class Encoder(nn.Module):
             self.cache = cache
 
     def example(self) -> dict[str, Tensor]:  # of one example
-        """The simplest inputs that it takes."""
+        """The simplest inputs that it accepts."""
         raise NotImplementedError
 
     def reads(self) -> dict[str, str]:
@@ -289,9 +289,9 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def adapter_sites(self, block: nn.Module) -> tuple[Site, Site]:
-        """Where the Linear that ends the attention branch hangs, and the one that ends the MLP branch.
+        """The sites of the Linear that ends the attention branch and of the one that ends the MLP branch.
 
-        What follows them in the branch (DINOv2's layer scale, dropout, the residual sum, LayerNorm) comes after.
+        The rest of the branch (DINOv2's layer scale, dropout, the residual sum, LayerNorm) comes after them.
         """
         attention, mlp = (path.rpartition(".") for path in (self.attention_end, self.mlp_end))
         return (block.get_submodule(attention[0]), attention[2]), (block.get_submodule(mlp[0]), mlp[2])
@@ -312,9 +312,9 @@ def frozen_modules(encoder: Encoder) -> list[nn.Module]:
 def freeze_prefix(encoder: Encoder, blocks: int) -> None:
     """Freeze the embeddings and the lowest `blocks` blocks; 0 freezes the embeddings alone.
 
-    All of them (`blocks == len(encoder.blocks)`) still leaves the final LayerNorm trainable. Frozen parameters ask for
-    no gradient, so the prefix builds no graph and keeps no activations, unless what enters it (a learned prompt) asks
-    for one; its dropout is off also in train mode. It never thaws: a later call with a smaller number changes nothing.
+    Even with all blocks (`blocks == len(encoder.blocks)`), the final LayerNorm stays trainable. Frozen parameters need
+    no gradient, so the prefix builds no graph and keeps no activations, unless its input (a learned prompt) needs one.
+    Its dropout is off even in train mode. It is never unfrozen: a later call with a smaller number changes nothing.
     """
     if not 0 <= blocks <= len(encoder.blocks):
         most = len(encoder.blocks)
@@ -328,7 +328,7 @@ def freeze_prefix(encoder: Encoder, blocks: int) -> None:
 def keep_prefix(
     encoder: Encoder, settings: Backbone, precision: torch.dtype, caches: PrefixCaches, data: Examples
 ) -> None:
-    """Let an encoder keep the output of its frozen blocks for each example. Without frozen blocks this does nothing."""
+    """Let an encoder cache the output of its frozen blocks for each example. Without such blocks this does nothing."""
     depth, room, half = encoder.frozen, settings.cache * 1_000_000, settings.cache_half
     if not depth or not room:
         return

@@ -1,4 +1,4 @@
-"""Models that grow by a branch with every task: whole encoders side by side, or tips on a shared trunk."""
+"""Models that grow by one branch per task: whole encoders side by side, or tips on a shared trunk."""
 
 import copy
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ Part = TypeVar("Part", bound=nn.Module)
 
 
 class Expanded(Model):
-    """Encoders side by side, one head over all their features (BEEF, FOSTER's teacher).
+    """Encoders side by side with one head over all their features (BEEF, FOSTER's teacher).
 
-    Only the newest encoder is ever trained; the others are frozen and stay in eval mode. What is never trained (a
-    frozen prefix, everything but adapters) exists once: the encoders share it.
+    Only the newest encoder is trained; the others are frozen and stay in eval mode. The encoders share everything that
+    is never trained (a frozen prefix, or everything except adapters).
     """
 
     in_pieces = True
@@ -38,19 +38,19 @@ class Expanded(Model):
 
     @property
     def trained_size(self) -> int:
-        """The number of parameters that each encoder has of its own."""
+        """The number of parameters that each encoder does not share."""
         return sum(p.numel() for p, own in zip(self.encoder.parameters(), self.trained, strict=True) if own)
 
     def add_branch(self) -> None:
-        """Add an encoder, a copy of the first as it is now. The earlier ones are frozen from now on."""
+        """Add an encoder, a copy of the current first one. From now on, the earlier encoders are frozen."""
         branch = shallow_copy(self.encoder, self.trained)
         for old in self.encoders:
             old.requires_grad_(False)
         self.others.append(branch)
 
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False, newest: bool = False) -> Output:
-        """`newest` passes the newest encoder alone and gives its features (rows, branch) without logits, for what is
-        trained on that branch only: the frozen encoders cost nothing then."""
+        """With `newest`, only the newest encoder is passed, which gives its features (rows, branch) without logits. It
+        is for training on that branch alone, where the frozen encoders then cost nothing."""
         if not newest:
             return super().forward(batch, name=name, taps=taps)
         branch = (read_rows(encoder, batch) for encoder in self.encoders[-1:])
@@ -69,8 +69,9 @@ class Expanded(Model):
 
 
 class Forked(Model):
-    """A trunk (the embeddings and all blocks but the last) with tips: the last block and final LayerNorm, and copies of
-    them; one head over the features of all tips (MEMO). Only the newest tip is trained, with or without the trunk."""
+    """A trunk (the embeddings and all blocks except the last) with tips (the last block and final LayerNorm, and copies
+    of them), and one head over the features of all tips (MEMO). Only the newest tip is trained, with or without the
+    trunk."""
 
     head: WideningHead
 
@@ -84,7 +85,7 @@ class Forked(Model):
         return [first, *(cast(nn.ModuleList, other) for other in self.others)]
 
     def add_tip(self) -> None:
-        """Add a tip, a copy of the newest one, which is frozen from now on."""
+        """Add a tip, a copy of the newest one. From now on, the copied one is frozen."""
         newest = self.tips[-1]
         tip = shallow_copy(newest, trained_part(newest))
         newest.requires_grad_(False)
@@ -121,7 +122,7 @@ def trained_part(module: nn.Module) -> list[bool]:
 def shallow_copy(module: Part, trained: list[bool]) -> Part:
     """A copy that is trained where `trained` says so, and shares the other parameters with its original."""
     shared = {id(p): p for p, own in zip(module.parameters(), trained, strict=True) if not own}
-    copied = copy.deepcopy(module, shared)  # deepcopy takes what it finds here as copied already
+    copied = copy.deepcopy(module, shared)  # deepcopy treats what it finds here as already copied
     for p, own in zip(copied.parameters(), trained, strict=True):
         p.requires_grad_(own)
     return copied

@@ -1,4 +1,4 @@
-"""The outputs of frozen blocks are computed once, and not in every epoch, for every teacher and in every test."""
+"""A cache for the outputs of frozen blocks, which are computed once instead of in every epoch, teacher and test."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -10,19 +10,19 @@ from torch import Tensor
 from bace.data.batch import Keyed
 from bace.data.decode import MEMORY_LIMIT, allocate
 
-AT_ONCE = 32  # pictures that an accelerator passes together
+AT_ONCE = 32  # number of pictures that an accelerator passes together
 
 
 class PrefixCache:
-    """What the frozen part of an encoder puts out, example by example.
+    """The outputs of the frozen part of an encoder, example by example.
 
-    Each example is passed alone: in a batch its numbers would depend, in the last digits, on the examples beside it,
-    and a resumed run would not be the run that was never interrupted. Copies of the encoder (teachers) share the cache.
+    Each example is passed alone. In a batch, the last digits would depend on the other examples, and a resumed run
+    would differ from one that was never interrupted. Copies of the encoder (teachers) share the cache.
 
     Args:
-        depth: how many blocks it stands for.
-        room: how many bytes may be kept. When they are taken, what is not kept is computed whenever it is needed.
-        half: keep it in half precision.
+        depth: number of frozen blocks.
+        room: maximum number of bytes to keep. Outputs that do not fit are computed whenever they are needed.
+        half: keep outputs in half precision.
     """
 
     def __init__(self, depth: int, room: int, half: bool = False) -> None:
@@ -40,15 +40,15 @@ class PrefixCache:
         inputs: dict[str, Tensor],
         compute: Callable[[dict[str, Tensor]], Tensor],  # (examples, tokens, width)
     ) -> Tensor:  # (examples, tokens, width)
-        """What enters block `depth`."""
+        """The input of block `depth`."""
         raise NotImplementedError
 
     def memory_wanted(self) -> int:
-        """Bytes of memory that it may still take."""
+        """The number of bytes of memory that it may still take."""
         return self.room
 
     def rounded(self, hidden: Tensor) -> Tensor:
-        """As it is kept: what has just been computed must be what will be found later."""
+        """The values as they are kept, so that computed outputs equal those found later."""
         return hidden.half() if self.half else hidden
 
 
@@ -63,7 +63,8 @@ class TextCache(PrefixCache):
         return "input_ids" in inputs  # not word vectors
 
     def read(self, inputs: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
-        """Inputs are (texts, tokens) each, padded at the end; padding becomes zeros, which nothing attends to."""
+        """Inputs are (texts, tokens) each, padded at the end. The outputs of padding are zeros, and nothing attends to
+        them."""
         mask = inputs["attention_mask"]
         here = {name: value.cpu().numpy() for name, value in inputs.items()}  # once, not text by text
         device = str(mask.device).encode()
@@ -86,13 +87,13 @@ class TextCache(PrefixCache):
 class PictureCache(PrefixCache):
     """Finds pictures by their keys (`Keyed`), in one table on the host.
 
-    Views that come again and again have places of their own. In what is left of the room the newest random views stand,
-    at most one of each picture: within an epoch, teacher, student and neighbours see the same one.
+    Views that recur have fixed slots. The rest of the room holds the newest random views, at most one of each picture:
+    within an epoch, teacher, student and neighbours see the same view.
 
     Args:
-        fixed: how many views come again and again.
-        passing: how many random views may be kept besides.
-        in_memory: bytes up to which the table is in memory; a larger one is a memory-mapped file.
+        fixed: number of views that recur.
+        passing: maximum number of random views that are also kept.
+        in_memory: maximum number of bytes of a table in memory; a larger table is a memory-mapped file.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class PictureCache(PrefixCache):
     def read(self, inputs: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
         assert isinstance(inputs, Keyed)
         pixels, keys = inputs["pixel_values"], inputs.keys_of_examples.tolist()
-        missing = {key: i for i, key in enumerate(keys) if key not in self.slots}  # one example of each
+        missing = {key: i for i, key in enumerate(keys) if key not in self.slots}  # one example per key
         if missing:
             hidden = self._read_and_computed(pixels, keys, missing, compute)
         else:
@@ -130,7 +131,7 @@ class PictureCache(PrefixCache):
         hidden[computed] = new[[row[keys[i]] for i in computed]]
         if self.kept is not None and found:
             hidden[found] = self.kept[[self.slots[keys[i]] for i in found]]
-        self._keep(list(missing), new)  # last: it may replace what was found
+        self._keep(list(missing), new)  # comes last, because it may replace what was found
         return hidden
 
     def memory_wanted(self) -> int:
@@ -168,7 +169,7 @@ class PictureCache(PrefixCache):
             self.kept[slots] = new[rows]
 
     def _slot(self, key: int) -> int | None:
-        """A place for a key that has none; a random view takes the place of the oldest."""
+        """A slot for a key that has none; a random view replaces the oldest."""
         if key >= 0:
             if self.fixed_taken == self.fixed:
                 return None
@@ -186,14 +187,14 @@ class PictureCache(PrefixCache):
 
 
 class PrefixCaches:
-    """Owns the caches of a run, or of all runs of a comparison: those with the same frozen blocks share one."""
+    """Owns the caches of a run, or of all runs of a comparison. Runs with the same frozen blocks share a cache."""
 
     def __init__(self) -> None:
         self.newest: dict[str, PrefixCache] = {}  # at most one
 
     def find(self, about: str, frozen: Iterable[Tensor], make: Callable[[], PrefixCache]) -> PrefixCache:
-        """The cache of the encoder with this description and these frozen weights, or a new one. Only the newest is
-        held: what another backbone made of examples should not stay in memory."""
+        """The cache of the encoder with this description and these frozen weights, or a new one. Only the newest cache
+        is kept, so that the outputs of another backbone do not stay in memory."""
         digest = hashlib.blake2b(about.encode())
         for weights in frozen:
             digest.update(weights.detach().cpu().numpy().tobytes())

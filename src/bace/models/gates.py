@@ -1,8 +1,8 @@
-"""What each task owns in a frozen transformer with adapters: gates on the adapters' units, and LayerNorms.
+"""The parts that each task has in a frozen transformer with adapters: gates on the adapters' units, and LayerNorms.
 
-The gates are HAT's (Serra et al., Overcoming Catastrophic Forgetting with Hard Attention to the Task, ICML 2018), put
-on adapters as ROW (Kim et al., ICML 2023) does: u + up(relu(down(u) * g1)) * g2. Which task's gates and norms a pass
-goes through is set around it: `with gates.of(task): model(batch)`.
+The gates are HAT's (Serra et al., Overcoming Catastrophic Forgetting with Hard Attention to the Task, ICML 2018),
+placed on adapters as in ROW (Kim et al., ICML 2023): u + up(relu(down(u) * g1)) * g2. A context chooses the task whose
+gates and norms a pass uses: `with gates.of(task): model(batch)`.
 """
 
 import copy
@@ -22,7 +22,7 @@ from bace.models.encoder import Encoder
 
 @dataclass
 class Active:
-    """Whose gates and norms are in use now, shared by all layers of an encoder."""
+    """The task whose gates and norms are used now, shared by all layers of an encoder."""
 
     task: int = -1  # the newest
     scale: float | None = None  # s; None: binary gates
@@ -66,7 +66,7 @@ class Gates:
     """All gates and norms of an encoder. The modules themselves become parts of it, so they are in its state.
 
     Afterwards, only adapters, gates and these norms of the encoder (in the blocks, and the final one) are trainable. A
-    frozen prefix stays as it is. Outside of `of`, the gates and norms of the newest task are used, with binary gates.
+    frozen prefix does not change. Outside of `of`, the gates and norms of the newest task are used, with binary gates.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -88,7 +88,7 @@ class Gates:
 
     @contextmanager
     def of(self, task: int, scale: float | None = None) -> Iterator[None]:
-        """Passes go through the gates and norms of this task, with a = sigmoid(scale e) or (None) binary gates."""
+        """Make passes use the gates and norms of this task, with a = sigmoid(scale e) or (None) binary gates."""
         before = self.active.task, self.active.scale
         self.active.task, self.active.scale = task, scale
         try:
@@ -97,7 +97,7 @@ class Gates:
             self.active.task, self.active.scale = before
 
     def noted(self) -> Callable[[], AbstractContextManager[None]]:
-        """What brings back the task and scale that passes go through now."""
+        """A function that restores the task and scale that passes use now."""
         return partial(self.of, self.active.task, self.active.scale)
 
     def all(self) -> list[Gate]:
@@ -106,14 +106,15 @@ class Gates:
     # -- a task's life
 
     def grow(self, generator: torch.Generator) -> None:
-        """What a new task owns: embeddings drawn from the standard normal, and copies of the pre-trained norms."""
+        """Add the parts of a new task: embeddings drawn from the standard normal, and copies of the pre-trained
+        norms."""
         for gate in self.all():
             gate.grow(generator)
         for norm in self.norms:
             norm.grow()
 
     def parameters(self, task: int) -> list[nn.Parameter]:
-        """The adapters' weights, and what this task owns."""
+        """The adapters' weights and the parts of this task."""
         layers = [layer for adapter, _, _ in self.layers for layer in (adapter.down, adapter.up)]
         weights = [p for layer in layers for p in layer.parameters(recurse=False)]
         own = [p for norm in self.norms for p in norm.norms[task].parameters()]
@@ -123,7 +124,7 @@ class Gates:
         return [gate.embeddings[task] for gate in self.all()]
 
     def openness(self) -> Tensor:  # ()
-        """sum a (1 - A) / sum (1 - A) over all units: how much the active gates open of what no task uses yet."""
+        """sum a (1 - A) / sum (1 - A) over all units: the share of units unused so far that the active gates open."""
         free = [1 - gate.used for gate in self.all()]
         opened = torch.stack([(gate() * f).sum() for gate, f in zip(self.all(), free, strict=True)]).sum()
         return opened / torch.cat(free).sum().clamp(min=1)  # no unit free: 0
@@ -132,7 +133,7 @@ class Gates:
     def compensate(self, task: int, scale: float, smax: float) -> None:
         """Multiply the embeddings' gradients by smax/s (cosh(s e) + 1) / (cosh(e) + 1), s e clipped at +-50.
 
-        They become smax sigmoid'(e) dL/da: what they would be without the annealing, which makes them vanish."""
+        They become smax sigmoid'(e) dL/da, as without the annealing, which makes them vanish."""
         for gate in self.all():
             e = gate.embeddings[task]
             assert e.grad is not None
@@ -145,7 +146,7 @@ class Gates:
 
     @torch.no_grad()
     def keep(self, task: int) -> None:
-        """A <- max(A, a), with the task's binary gates: what it uses is protected from now on."""
+        """A <- max(A, a), with the task's binary gates: the units that it uses are protected from now on."""
         with self.of(task):
             for gate in self.all():
                 gate.used.copy_(torch.maximum(gate.used, gate()))
@@ -153,8 +154,8 @@ class Gates:
     def free(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The adapters' weights, each with its mask: 1 - min(A_i, A_j) for the weight from unit j to unit i.
 
-        What goes into `down` has no gate, so only its output units count. A task computes with w_ij only if its gates
-        of i and j are both open: then the mask is 0 for all tasks after it, and its outputs never change."""
+        The inputs of `down` have no gates, so only its output units count. A task uses w_ij only if its gates of i and
+        j are both open. Then the mask is 0 for all later tasks, and the task's outputs never change."""
         for adapter, hidden, output in self.layers:
             yield adapter.down.weight, (1 - hidden.used)[:, None].expand_as(adapter.down.weight)
             yield adapter.down.bias, 1 - hidden.used

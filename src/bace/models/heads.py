@@ -1,4 +1,4 @@
-"""Classifiers that grow: a block of rows per task, so that old rows stay the parameters they were."""
+"""Classifiers that grow by a block of rows per task, so that old rows stay the same parameters."""
 
 import copy
 import math
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Head(nn.Module):
-    """What every head shares: `blocks`, one parameter (classes of a task, width) per task."""
+    """The base of all heads: `blocks` has one parameter (classes of a task, width) per task."""
 
     optimiser_group = "head"  # learns at train.head_lr
 
@@ -31,28 +31,28 @@ class Head(nn.Module):
         return torch.cat(list(self.blocks)) if len(self.blocks) else self.no_rows
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Append rows drawn uniformly from ±1/sqrt(width); the rows that exist are untouched."""
+        """Append rows drawn uniformly from ±1/sqrt(width); existing rows do not change."""
         bound = 1 / math.sqrt(self.width)
         rows = torch.empty(classes, self.width).uniform_(-bound, bound, generator=generator)
         self.blocks.append(nn.Parameter(rows.to(self.no_rows.device)))
 
     def freeze_old(self) -> None:
-        """Train nothing but the newest task's rows from now on, and what all rows share (a cosine head's scale)."""
+        """From now on, train only the newest task's rows and what all rows share (a cosine head's scale)."""
         for parts in self.children():
             for old in list(parts)[:-1] if isinstance(parts, nn.ParameterList) else ():
                 old.requires_grad_(False)
 
     @torch.no_grad()
     def imprint(self, rows: Tensor) -> None:  # (classes or rows of the newest task, width)
-        """Start the newest rows from data; where that is 0 (a class without examples) the random rows stay."""
+        """Start the newest rows from data; a row of zeros (a class without examples) keeps its random start."""
         newest = self.blocks[-1]
         rows = rows.to(newest.device).repeat_interleave(len(newest) // len(rows), 0)
         newest.copy_(torch.where(rows.any(1, keepdim=True), rows, newest))
 
     @torch.no_grad()
     def forget_classes(self, classes: Iterable[int]) -> None:
-        """Nothing of these classes is left, as far as the head has them: their rows become a constant one. (Zeros would
-        do, but the gradient of a cosine is not defined there.)"""
+        """Remove these classes, as far as the head has them: their rows become a constant. (They do not become zeros,
+        because the gradient of a cosine is not defined there.)"""
         proxies = sum(self.sizes) // max(self.classes, 1)  # rows of a class
         rows = {c * proxies + i for c in classes for i in range(proxies)}
         for name, parts in self.named_children():
@@ -63,8 +63,9 @@ class Head(nn.Module):
                 start += 0 if name == "columns" else len(part)
 
     def products(self, features: Tensor, rows: Tensor) -> Tensor:  # (..., width), (classes, width) -> (..., classes)
-        """<features, row>. On the CPU by blocks: rounding depends on the size of a product, and old logits must not
-        change by a bit when the head grows. An accelerator would spend its time on starting the small ones."""
+        """<features, row>. The CPU multiplies block by block, because rounding depends on the size of a product, and
+        old logits must not change by a bit when the head grows. An accelerator would take too long to start many small
+        products."""
         if not len(self.blocks) or features.device.type != "cpu":
             return F.linear(features, rows)
         return torch.cat([F.linear(features, part) for part in rows.split(self.sizes)], -1)
@@ -79,7 +80,7 @@ class Head(nn.Module):
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of each block."""
+        """The number of rows of each block."""
         return [len(block) for block in self.blocks]
 
 
@@ -112,16 +113,16 @@ class LinearHead(Head):
         return logits + self.bias if len(self.biases) else logits
 
     def of(self, task: int) -> list[nn.Parameter]:
-        """A task's block, as a head of its own."""
+        """A task's block as a separate head."""
         return [self.blocks[task], self.biases[task]]
 
 
 class WideningHead(LinearHead):
     """z = W h + b over features that grow by a branch with every task (MEMO, BEEF, FOSTER's teacher).
 
-    W is a staircase of parameters, none of which ever changes its shape: a task's rows reach as far as the features
-    did when it came (`blocks`), and what all rows before a branch read from that branch is a parameter of its own
-    (`columns`). New columns start at zero, so old logits are what they were.
+    W is a staircase of parameters whose shapes never change: a task's rows cover the features that existed at its start
+    (`blocks`), and the weights of all earlier rows on a later branch are a separate parameter (`columns`). New columns
+    start at zero, so old logits do not change.
 
     Args:
         width: the width of one branch.
@@ -145,7 +146,7 @@ class WideningHead(LinearHead):
         return weight
 
     def grow(self, classes: int, generator: torch.Generator, newest_only: bool = False) -> None:
-        """A branch more, after the first time, and the rows of a task, which read all branches or the newest only."""
+        """Add a branch (except the first time) and the rows of a task, which read all branches or only the newest."""
         if len(self.blocks):
             self.columns.append(nn.Parameter(torch.zeros(self.classes, self.branch, device=self.no_rows.device)))
         width = self.branch * len(self.blocks) + self.branch
@@ -154,13 +155,13 @@ class WideningHead(LinearHead):
         self.width = width
 
     def forget_classes(self, classes: Iterable[int]) -> None:
-        """The auxiliary head goes as a whole: the next task makes a new one, and predictions do not read it."""
+        """The whole auxiliary head is removed: the next task makes a new one, and predictions do not read it."""
         super().forget_classes(classes)
         if self.auxiliary is not None:
             self.auxiliary.forget_classes(range(self.auxiliary.classes))
 
     def assist(self, outputs: int, generator: torch.Generator) -> None:
-        """A new auxiliary head; the one of the task before goes."""
+        """Replace the auxiliary head by a new one."""
         self.auxiliary = LinearHead(self.branch).to(self.no_rows.device)
         self.auxiliary.grow(outputs, generator)
 
@@ -168,7 +169,7 @@ class WideningHead(LinearHead):
 class AugmentedHead(LinearHead):
     """A linear head over more labels than classes: view k of class c is label `views` c + k (PASS).
 
-    As a classifier it gives the logits of the classes as they are, view 0; `all` gives those of every label.
+    As a classifier it gives the logits of the classes in view 0; `all` gives those of every label.
     """
 
     def __init__(self, width: int, views: int) -> None:
@@ -190,11 +191,11 @@ class AugmentedHead(LinearHead):
 
 
 class CosineHead(Head):
-    """z_c = sigma <h/|h|, w_c/|w_c|>, one learned sigma for all classes of all tasks (LUCIR's layer; docs/bace.md 1).
+    """z_c = sigma <h/|h|, w_c/|w_c|> with one learned sigma for all classes (LUCIR's layer; docs/bace.md 1).
 
     Args:
-        sigma_init: the scale to start from. With few epochs it stays near its start, and a scale of 1 could not even
-            express a confident prediction among 100 classes.
+        sigma_init: the initial scale. In a few epochs it does not move far, and a scale of 1 cannot express a confident
+            prediction among 100 classes.
         sigma_learn: whether the scale is trained.
     """
 
@@ -235,8 +236,8 @@ class ProxyHead(CosineHead):
 
 @torch.no_grad()
 def align(head: Head) -> None:
-    """Weight alignment: the newest rows are scaled so that their mean norm is that of the rows before them (Zhao et
-    al., Maintaining Discrimination and Fairness in Class Incremental Learning, CVPR 2020)."""
+    """Weight alignment: scale the newest rows so that their mean norm equals that of the earlier rows (Zhao et al.,
+    Maintaining Discrimination and Fairness in Class Incremental Learning, CVPR 2020)."""
     norms = head.weight.norm(dim=1)
     new = len(head.blocks[-1])
     head.blocks[-1].mul_(norms[:-new].mean() / norms[-new:].mean())
@@ -261,10 +262,10 @@ def kmeans(
     generator: torch.Generator,
     steps: int = 100,
 ) -> Tensor:  # (count, width)
-    """Centres of `count` clusters: seeded as in k-means++ (Arthur and Vassilvitskii, SODA 2007), then Lloyd's steps
-    until none moves. With fewer distinct points, each is a centre, some of them twice; without points, all are 0.
+    """The centres of `count` clusters, seeded as in k-means++ (Arthur and Vassilvitskii, SODA 2007) and then moved by
+    Lloyd's steps until they stay. With fewer distinct points, each is a centre, some twice; without points, all are 0.
 
-    (scikit-learn's adds up in the order in which threads finish: two runs may differ in the last bit.)"""
+    (scikit-learn adds up in the order in which threads finish, so two runs may differ in the last bit.)"""
     if not len(points):
         return points.new_zeros(count, points.shape[1])
     seeds = torch.randint(len(points), (1,), generator=generator)

@@ -1,4 +1,4 @@
-"""What the encoders of pictures have in common."""
+"""The base class of encoders of pictures."""
 
 from typing import Any, ClassVar, cast
 
@@ -16,10 +16,10 @@ class ImageEncoder(Encoder):
     """An encoder of pictures: `pixel_values` (examples, channels, height, width), normalised, float.
 
     Attributes:
-        channels, patch: what it takes; both sides of a picture must be multiples of `patch`.
-        channels_last: pictures are laid out so that the channels of a pixel are neighbours.
-        image_size: the side at which pictures should be given. Others work too: positions are interpolated.
-        mean, std: what to normalise pixels in [0, 1] with, one number per channel.
+        channels, patch: the inputs that it takes; both sides of a picture must be multiples of `patch`.
+        channels_last: the channels of a pixel are adjacent in memory.
+        image_size: the preferred side of pictures. Other sizes work, too: positions are interpolated.
+        mean, std: the numbers that normalise pixels in [0, 1], one per channel.
     """
 
     modality = "image"
@@ -44,7 +44,7 @@ class ImageEncoder(Encoder):
         self.channels: int = self.config.num_channels
         self.patch: int = self.config.patch_size
         preprocessing = preprocessing or {}
-        # DINOv2's table is for 518 pixels but its pictures are cut to 224: the preprocessing knows better.
+        # DINOv2's table is for 518 pixels, but its pictures are cropped to 224, so the preprocessing decides.
         crop = preprocessing.get("crop_size") if preprocessing.get("do_center_crop", True) else None
         if isinstance(crop, dict):
             crop = crop.get("height")
@@ -85,7 +85,7 @@ class ImageEncoder(Encoder):
         hidden: Tensor,  # (examples, tokens, width)
         inputs: dict[str, Tensor],
     ) -> Tensor:  # (examples, width, height, width of the grid)
-        """The patches where they lie; what stands before them (class token, distillation token) is left out."""
+        """The patches in their places, without the tokens before them (class token, distillation token)."""
         height, width = (side // self.patch for side in inputs["pixel_values"].shape[2:])
         return hidden[:, -height * width :].transpose(1, 2).reshape(len(hidden), -1, height, width)
 

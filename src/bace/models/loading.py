@@ -1,4 +1,4 @@
-"""From a name, a folder or a file to an encoder.
+"""Load an encoder by a name, from a folder or from a file.
 
 `transformers` takes a second or more to import, so it is imported where it is used.
 """
@@ -55,7 +55,7 @@ def load_encoder(name: str, *, image_size: int | None = None) -> Encoder:
     if issubclass(family, ImageEncoder):
         return family(model, preprocessing, image_size).eval()
     if image_size is not None:
-        raise ConfigError(f"backbone '{name}' reads texts: leave image_size out, it is {image_size}.")
+        raise ConfigError(f"backbone '{name}' reads texts: leave out image_size ({image_size}).")
     encoder = family(model).eval()
     if sentence:
         encoder.pooling, encoder.normalised = sentence.pooling, sentence.normalised
@@ -63,13 +63,13 @@ def load_encoder(name: str, *, image_size: int | None = None) -> Encoder:
 
 
 def describe_backbone(name: str) -> dict[str, Any]:
-    """What `bace check backbone` prints, after the backbone was loaded and has read one example."""
+    """The output of `bace check backbone`, which loads the backbone and lets it read one example."""
     path = backbone_path(name)
     encoder = load_encoder(name)
     with torch.no_grad():
         features = cast(Tensor, encoder(encoder.example()))
     if not torch.isfinite(features).all():
-        raise DataError(f"backbone '{name}' loads, but gives numbers that are not finite: its weights are damaged.")
+        raise DataError(f"backbone '{name}' loads but gives numbers that are not finite: its weights are damaged.")
     declared = find_backbone(name)
     return {
         "files": str(path),
@@ -146,14 +146,14 @@ def _load_folder(folder: Path) -> _Loaded:
                 "Get both from the same model again."
             ) from error
     missing = sorted(info["missing_keys"])
-    if missing:  # transformers would start these at random, and say so only in its log
+    if missing:  # transformers would draw these at random and mention it only in its log
         raise DataError(f"{weights} lacks {len(missing)} tensors of a {model_type} model, such as {missing[0]}.")
     preprocessing = folder / "preprocessor_config.json"
     return family, model, read_json(preprocessing) if preprocessing.exists() else {}
 
 
 def _check_weights(folder: Path) -> Path:
-    """The file with the weights (or with the index of their parts), after a look at every header."""
+    """The file with the weights (or with the index of their parts), after a check of every header."""
     from safetensors import SafetensorError, safe_open
 
     weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
@@ -181,7 +181,7 @@ def _check_weights(folder: Path) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Load weights without a progress bar and without a report of ignored heads; afterwards everything is as before."""
+    """Load weights without a progress bar and without a report of ignored heads, then restore both."""
     from transformers.utils import logging
 
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()

@@ -17,7 +17,7 @@ from bace.models.encoder import Encoder
 
 
 class LowRank(nn.Module):
-    """x -> B A x, exactly zero at first, since B starts at zero."""
+    """x -> B A x, exactly zero at first, because B starts at zero."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class LowRank(nn.Module):
 
 class LoRA(Additions):
     """Sets of low-rank changes of every query and value projection: W + sum over the chosen sets of B A. Outside of
-    `of` all sets are in use.
+    `of`, all sets are used.
 
     Args:
         rank: the rank r of each change.
@@ -62,7 +62,7 @@ class LoRA(Additions):
         return [cast(LowRank, part).A for part in cast(nn.ModuleList, self.sets[index])]
 
     def weight(self, index: int, part: LowRank) -> Tensor | float:
-        """What the change B A of a set is multiplied by."""
+        """The factor of the change B A of a set."""
         return 1.0
 
     def _add(self, site: int, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Encoder and head as one module, through which methods reach the network."""
+"""Encoder and head in one module, the network that methods use."""
 
 import copy
 import functools
@@ -32,8 +32,8 @@ class Model(nn.Module):
     """Rows in, features and logits out."""
 
     dropout_seed: Callable[[], int] | None = None  # of the step at hand; None outside of a run
-    # passes its encoders by `read_rows` alone, so that it can read a batch in parts; a subclass with a pass of its own
-    # has to say so
+    # whether it passes its encoders only by `read_rows`, so that it can read a batch in parts; a subclass with its own
+    # pass must declare this
     in_pieces: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
@@ -47,13 +47,13 @@ class Model(nn.Module):
         self.has_dropout = any(_is_random(module) for module in encoder.modules())
 
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False) -> Output:
-        """One pass. `name` says which of a step's passes this is: each has its own dropout, whatever ran before.
-        `taps` asks for what each block put out, before the final LayerNorm."""
+        """One pass. `name` distinguishes the passes of a step: each has its own dropout, whatever ran before. `taps`
+        requests the output of each block, before the final LayerNorm."""
         features, tapped = self._pass(self.branches(batch, taps), batch, name)
         return Output(features, self.head(features), tapped)
 
     def branches(self, batch: Batch, taps: bool) -> Iterator[Branch]:
-        """The features of the rows from each encoder, which are read side by side. Here there is one encoder."""
+        """The features of the rows from each encoder. Here there is one encoder."""
         yield read_rows(self.encoder, batch, taps)
 
     def low_precision(self, batch: Batch) -> AbstractContextManager[Any]:
@@ -66,12 +66,12 @@ class Model(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:  # (rows, width), taps
         if self.dropout_seed is None or not (self.training and self.has_dropout):
             return self._read(branches, batch)
-        rank = (ranks.index(),) if ranks.several() else ()  # each rank drops of its own share
+        rank = (ranks.index(),) if ranks.several() else ()  # each rank has its own dropout for its share
         with dropout_drawn_from(derive(self.dropout_seed(), name, *rank)):
             return self._read(branches, batch)
 
     def _read(self, branches: Iterable[Branch], batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
-        # every pass of the encoder has the same precision; head and losses are computed in full
+        # every pass of the encoder has the same precision; head and losses are computed in full precision
         with self.low_precision(batch):
             rows, taps = zip(*branches, strict=True)
         features, tapped = (rows[0], taps[0]) if len(rows) == 1 else (torch.cat(rows, 1), _side_by_side(taps))
@@ -122,14 +122,14 @@ def parameter_count(module: nn.Module, *, trained_only: bool = False) -> int:
 
 
 def frozen_copy(model: Model) -> Model:
-    """A teacher: the model as it is now, never trained and always in eval mode (the trainer switches nothing but the
-    module that a stage trains)."""
+    """A teacher: a copy of the current model that is never trained and always in eval mode (the trainer only switches
+    the module that a stage trains)."""
     return copy.deepcopy(model).requires_grad_(False).eval()
 
 
 @torch.no_grad()
 def average_into(teacher: nn.Module, student: nn.Module, beta: float | Tensor) -> None:
-    """theta0 <- beta theta0 + (1 - beta) theta, for all that the teacher has (its head may be narrower)."""
+    """theta0 <- beta theta0 + (1 - beta) theta, for all parameters of the teacher (its head may have fewer rows)."""
     newer = {**dict(student.named_parameters()), **dict(student.named_buffers())}
     for name, value in (*teacher.named_parameters(), *teacher.named_buffers()):
         if value.is_floating_point():

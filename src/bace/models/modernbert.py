@@ -9,7 +9,8 @@ from bace.models.text_encoder import TextEncoder
 
 
 class Projections(nn.Module):
-    """Query, key and value side by side, as one Linear makes them in the original: LoRA needs them one by one."""
+    """Query, key and value as separate Linears instead of the original's single one, because LoRA needs them
+    separately."""
 
     def __init__(self, stacked: nn.Linear) -> None:
         super().__init__()
@@ -23,9 +24,9 @@ class Projections(nn.Module):
 
 
 class ModernBertBlock(nn.Module):
-    """A block that finds the rotations and the window of its attention itself: both follow from how many tokens there
-    are, so prompts may stand among them. In blocks with a window a token attends to those near it alone, also of
-    prompts."""
+    """A block that computes the rotations and the window of its attention itself. Both depend only on the number of
+    tokens, so prompts may be inserted. In blocks with a window, a token attends only to tokens (and prompts) near
+    it."""
 
     def __init__(self, layer: nn.Module, rotary: nn.Module, window: int | None) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class ModernBertBlock(nn.Module):
         at = torch.arange(hidden.shape[1], device=hidden.device)
         if self.window is not None:
             distance = (at[:, None] - at).abs()
-            mask = mask & (distance <= self.window) | (distance == 0)  # padding far from all words sees itself
+            mask = mask & (distance <= self.window) | (distance == 0)  # padding far from all words attends to itself
         rotations = self.rotary(hidden, at[None], self.layer.attention_type)
         return cast(Tensor, self.layer(hidden, mask, position_embeddings=rotations))
 
@@ -68,7 +69,7 @@ class ModernBertEncoder(TextEncoder):
 
 
 def _rows(stacked: nn.Linear, third: int) -> nn.Linear:
-    """The Linear that makes one third of the outputs."""
+    """The Linear that computes one third of the outputs."""
     linear = nn.Linear(stacked.in_features, stacked.out_features // 3, stacked.bias is not None, device="meta")
     linear.weight = nn.Parameter(stacked.weight.detach().chunk(3)[third].clone())
     if stacked.bias is not None:

@@ -1,8 +1,8 @@
-"""What a saved model needs of its encoder beside the weights: its configuration, its tokenizer, its identity.
+"""The parts of an encoder, besides its weights, that a saved model needs: configuration, tokenizer and identity.
 
-The weights of the encoder are among the tensors of the model. With what is packed here a model loads on a machine that
-has neither the encoder's files nor a network. Nothing of it is code: configurations and tokenizers are JSON, and the
-class is one of `FAMILIES`.
+The weights of the encoder are among the tensors of the model. With these parts, a model loads on a machine that has
+neither the encoder's files nor a network. None of them is code: configurations and tokenizers are JSON, and the class
+is one of `FAMILIES`.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ from bace.models.weights import raw_bytes
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 MOST_LAYERS, MOST_PIXELS = 1000, 4096  # layers, and pixels of a side, that an encoder in a stranger's file may have
-# of a configuration: where it came from, and labels of a classifier, which we have none of and of which a forged number
-# would take any amount of memory
+# entries of a configuration that are left out: its origin, and the labels of a classifier, which is not used and could
+# take any amount of memory with a forged number of labels
 LEFT_OUT = ("_name_or_path", "auto_map", "num_labels", "id2label", "label2id")
 
 
@@ -39,11 +39,11 @@ LEFT_OUT = ("_name_or_path", "auto_map", "num_labels", "id2label", "label2id")
 class Packed:
     """An encoder without its weights.
 
-    name, revision, sha256: which pre-trained one it is: as the user called it, the hub's commit if it came from there,
-        and the hash of its weights.
+    name, revision, sha256: the identity of the pre-trained encoder: the user's name for it, the hub's commit if it came
+        from there, and the hash of its weights.
     config: as in transformers' config.json.
-    image_size, mean, std: how pictures are prepared.
-    pooling, normalised: what the feature of a text is.
+    image_size, mean, std: the preprocessing of pictures.
+    pooling, normalised: how the feature of a text is computed.
     tokenizer: the contents of its files.
     """
 
@@ -68,8 +68,8 @@ class Packed:
 
 
 def pack(encoder: Encoder, name: str) -> Packed | None:
-    """An encoder as it was loaded from the backbone of this name, before anything is trained or added; None for one
-    that a program has made itself (`OWN`)."""
+    """The encoder as loaded from the backbone of this name, before anything is trained or added; None for one that a
+    program has made itself (`OWN`)."""
     if type(encoder) not in FAMILIES.values():
         return None
     config = {key: value for key, value in encoder.config.to_dict().items() if key not in LEFT_OUT}
@@ -84,7 +84,7 @@ def pack(encoder: Encoder, name: str) -> Packed | None:
 
 
 def unpack(packed: Packed, most: int) -> Encoder:
-    """The encoder with weights that are yet to be filled in; it has at most so many."""
+    """The encoder with at most `most` weights, which are still to be filled in."""
     import transformers
 
     family = FAMILIES[packed.config["model_type"]]
@@ -94,7 +94,7 @@ def unpack(packed: Packed, most: int) -> Encoder:
     options["attn_implementation"] = prefix_attention.register() if family.takes_prefixes else family.attention
     if not 0 < config.num_hidden_layers <= MOST_LAYERS:
         raise CheckpointError(f"its encoder has {config.num_hidden_layers} layers: at most {MOST_LAYERS} are read")
-    with torch.device("meta"):  # counted before there is any memory for them
+    with torch.device("meta"):  # parameters are counted before any memory is allocated
         count = parameter_count(kind._from_config(config, dtype=torch.get_default_dtype(), **options))
     if count > most:
         raise CheckpointError(f"its encoder has {count:,} parameters, but there are {most:,} numbers in the file")
@@ -109,7 +109,7 @@ def unpack(packed: Packed, most: int) -> Encoder:
 
 
 def revision(name: str) -> str | None:
-    """The commit of a backbone that came from the hub, from the place where it is cached."""
+    """The commit of a backbone that came from the hub, read from its place in the cache."""
     found = re.search(r"/snapshots/([0-9a-f]{40})", backbone_path(name).as_posix())
     return found[1] if found else None
 

@@ -16,7 +16,7 @@ from bace.models.encoder import Encoder
 
 
 class ParallelAdapter(nn.Module):
-    """x -> s up(dropout(relu(down(x)))), exactly zero at first, since `up` and the biases start at zero."""
+    """x -> s up(dropout(relu(down(x)))), exactly zero at first, because `up` and the biases start at zero."""
 
     def __init__(self, width: int, hidden: int, scale: float, dropout: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class ParallelAdapter(nn.Module):
 
 class ParallelAdapters(Additions):
     """Sets of adapters, one beside the MLP of each block: x + MLP(LN(x)) + s up(relu(down(x))), where x is the input of
-    the MLP branch, before its LayerNorm. Where a block normalises after the sum (BERT), that sum has one more term.
+    the MLP branch, before its LayerNorm. If a block normalises after the sum (BERT), that sum has one more term.
 
     Args:
-        hidden: r, the units of the bottleneck.
-        scale: s.
-        dropout: on the bottleneck, in training.
+        hidden: the number r of units in the bottleneck.
+        scale: the factor s.
+        dropout: dropout rate of the bottleneck in training.
     """
 
     def __init__(self, encoder: Encoder, hidden: int = 64, scale: float = 0.1, dropout: float = 0.1) -> None:

@@ -1,4 +1,4 @@
-"""How a text's tokens become its feature, and what a folder of sentence-transformers says about it."""
+"""The pooling of a text's tokens into its feature, and its settings in a folder of sentence-transformers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ def pooled(
     attention_mask: Tensor,  # (texts, tokens)
     pooling: Pooling,
 ) -> Tensor:  # (texts, width)
-    """The class token, or the mean or the maximum over a text's tokens, special ones included and padding not."""
+    """The class token, or the mean or maximum over a text's tokens, including special tokens but not padding."""
     if pooling == "class":
         return hidden[:, 0]
     real = attention_mask.bool()[:, :, None]
@@ -48,8 +48,8 @@ class Sentence:
     """A folder of sentence-transformers.
 
     transformer: the folder of its encoder, in transformers' layout.
-    pooling: how its features are made of tokens.
-    normalised: whether they are then brought to unit length.
+    pooling: how tokens become features.
+    normalised: whether features are then scaled to unit length.
     """
 
     transformer: Path
@@ -58,7 +58,7 @@ class Sentence:
 
 
 def read_sentence_folder(folder: Path) -> Sentence | None:
-    """What modules.json and the configuration of the pooling say; None for other folders."""
+    """The content of modules.json and the configuration of the pooling; None for other folders."""
     listed = folder / "modules.json"
     if not listed.exists():
         return None

@@ -15,7 +15,8 @@ NAME = "sdpa-with-prefix"
 
 
 def register() -> str:
-    """Makes it known to transformers, whose blocks hand the keyword `prefix` on to their attention; its name there."""
+    """Register this attention with transformers, whose blocks pass the keyword `prefix` on to it, and return its
+    name."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
@@ -31,12 +32,12 @@ def attend(
     prefix: Prefix | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:  # (examples, tokens, heads, width of a head)
-    """softmax(Q [P_K ; K]^T / sqrt(d)) [P_V ; V]. Without a prefix it is transformers' attention as it is."""
+    """softmax(Q [P_K ; K]^T / sqrt(d)) [P_V ; V]. Without a prefix this is transformers' own attention."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if prefix is not None and prefix[0].shape[1]:
         key, value = (torch.cat([by_head(p, own), own], 2) for p, own in zip(prefix, (key, value), strict=True))
-        if attention_mask is not None:  # every token attends to all of the prefix, unless the mask covers that, too
+        if attention_mask is not None:  # every token attends to the whole prefix, unless the mask covers it, too
             attention_mask = F.pad(attention_mask, (key.shape[2] - attention_mask.shape[-1], 0), value=True)
     attended: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
     return attended, None

@@ -1,8 +1,8 @@
-"""Learned tokens before those of a frozen encoder: a pool of prompts before its first block, of which each input takes
-those with the nearest keys (L2P, Wang et al., 2022), prompts of every block's own (VPT, Jia et al., 2022), or prefixes
-of the keys and values of blocks (DualPrompt, Wang et al., 2022).
+"""Learned tokens before the tokens of a frozen encoder. They are a pool of prompts before its first block, from which
+each input takes those with the nearest keys (L2P, Wang et al., 2022), separate prompts for every block (VPT, Jia et
+al., 2022), or prefixes of the keys and values of blocks (DualPrompt, Wang et al., 2022).
 
-They use only the encoder's parts, so the same code serves pictures and texts.
+They use only the encoder's parts, so the same code works for pictures and texts.
 """
 
 import math
@@ -39,19 +39,19 @@ class PromptPool(nn.Module):
 
 
 class QueryingModel(Model):
-    """Two passes of a frozen encoder: the feature of the first, as it is, is the query by which an example finds its
-    prompts for the second."""
+    """Two passes of a frozen encoder: the feature of the first pass is the query that selects an example's prompts for
+    the second."""
 
     def __init__(self, encoder: Encoder, head: Head, precision: torch.dtype) -> None:
         super().__init__(encoder, head, precision)
-        freeze_prefix(encoder, len(encoder.blocks))  # also in train mode it is a fixed function, without dropout
+        freeze_prefix(encoder, len(encoder.blocks))  # a fixed function without dropout, even in train mode
         encoder.requires_grad_(False)
 
     @torch.no_grad()
     def query(
         self, batch: Batch
     ) -> tuple[Tensor, Tensor | None, Tensor]:  # (examples, tokens, width), mask, (examples, width)
-        """What enters the first block, for the second pass to begin with, and the query."""
+        """The input of the first block, from which the second pass starts, and the query."""
         with self.low_precision(batch):
             hidden, mask = self.encoder.embed(batch.inputs)
             out, _ = self.encoder.run(hidden, mask)
@@ -62,15 +62,15 @@ class QueryingModel(Model):
 
 
 class PromptedModel(QueryingModel):
-    """The prompts found by the query stand before all tokens in the second pass, and the mean of what becomes of them
-    is the feature.
+    """The prompts selected by the query come before all tokens in the second pass, and the mean of their outputs is the
+    feature.
 
-    Prompts enter the first block, after positions were added to the other tokens; they have none.
+    Prompts enter the first block without positions, after positions were added to the other tokens.
 
     Args:
-        top: prompts for each input.
-        vote: in training, all inputs of a batch take the prompts that most of them chose. Never in prediction: that
-            would depend on what else is in the batch.
+        top: number of prompts for each input.
+        vote: in training, all inputs of a batch take the prompts that most of them chose. This never happens in
+            prediction, which would then depend on the rest of the batch.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class PromptedModel(QueryingModel):
         self.pool, self.top, self.vote = pool, top, vote
 
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False, chosen: Tensor | None = None) -> Output:
-        """One pass. `chosen`, (top,), are prompts that every input must take; default: those with the nearest keys."""
+        """One pass. `chosen`, (top,), are prompts that every input must take; by default those with the nearest
+        keys."""
         share = Share(batch)
         hidden, mask, query = self.query(share.batch)
         cosines = self.pool.cosines(share.of_all_examples(query))
@@ -105,19 +106,19 @@ class PromptedModel(QueryingModel):
 
 
 class PrefixPrompts(nn.Module):
-    """What an example puts before the keys and values of blocks, by its query."""
+    """The prefixes of the keys and values of blocks that an example's query selects."""
 
     def forward(
         self,
         query: Tensor,  # (examples, width)
     ) -> tuple[dict[int, Prefix], Tensor | None]:  # by block, (examples, chosen)
-        """The prefixes, and the cosines of query and key of those that were chosen, if any were."""
+        """The prefixes, and the cosines between the query and the chosen keys, if any were chosen."""
         raise NotImplementedError
 
 
 class PrefixedModel(QueryingModel):
-    """In the second pass the prompts found by the query stand before the keys and values of some blocks. The feature is
-    read where it always is."""
+    """In the second pass, the prompts selected by the query come before the keys and values of some blocks. The feature
+    is read as usual."""
 
     def __init__(self, encoder: Encoder, head: Head, prompts: PrefixPrompts, precision: torch.dtype) -> None:
         encoder.check_prefixes()
@@ -138,7 +139,7 @@ class PrefixedModel(QueryingModel):
 
 
 class Prompts(nn.Module):
-    """The tokens that stand before those of one block."""
+    """The prompt tokens of one block."""
 
     def __init__(self, length: int, width: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -147,11 +148,11 @@ class Prompts(nn.Module):
 
 
 class DeepPrompts(Additions):
-    """Sets of prompts, for each block its own, which leave the sequence behind it (VPT-deep: Jia et al., Visual Prompt
-    Tuning, ECCV 2022). The feature is read where it always is.
+    """Sets of prompts for each block, which are removed from the sequence after the block (VPT-deep: Jia et al., Visual
+    Prompt Tuning, ECCV 2022). The feature is read as usual.
 
     Args:
-        length: tokens before those of each block.
+        length: number of prompt tokens before each block.
     """
 
     def __init__(self, encoder: Encoder, length: int = 5) -> None:
@@ -160,7 +161,7 @@ class DeepPrompts(Additions):
         blocks = open_blocks(encoder)
         super().__init__(encoder, len(blocks))
         self.width, self.length = encoder.width, length
-        encoder.whole = True  # prompts stand before all tokens of a block
+        encoder.whole = True  # prompts come before all tokens of a block
         for site, block in enumerate(blocks):
             block.register_forward_pre_hook(partial(self._enter, site))
             block.register_forward_hook(self._leave)
@@ -186,6 +187,6 @@ def put_before(
     hidden: Tensor,  # (examples, tokens, width)
     mask: Tensor | None,  # (examples, 1, 1, tokens), true where a token may be attended to
 ) -> tuple[Tensor, Tensor | None]:  # the same of (prompts + tokens)
-    """Prompts before all tokens; everything attends to them."""
+    """Put prompts before all tokens; all tokens attend to them."""
     mask = None if mask is None else F.pad(mask, (prompts.shape[1], 0), value=True)
     return torch.cat([prompts.to(hidden.dtype), hidden], 1), mask

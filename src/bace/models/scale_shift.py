@@ -28,7 +28,7 @@ class ScaleShift(nn.Module):
 
 
 class ScalesAndShifts(Additions):
-    """Sets of scales and shifts, behind every Linear, LayerNorm and (of pictures' patches) convolution."""
+    """Sets of scales and shifts after every Linear, LayerNorm and convolution (of picture patches)."""
 
     def __init__(self, encoder: Encoder) -> None:
         blocks = open_blocks(encoder)

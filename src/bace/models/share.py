@@ -1,4 +1,4 @@
-"""What each process of a run passes of a batch (see ranks.py)."""
+"""The share of a batch that each process of a run passes (see ranks.py)."""
 
 from torch import Tensor
 
@@ -7,13 +7,13 @@ from bace.data.batch import Batch
 
 
 class Share:
-    """This rank's part of a batch; all of it in a run of one process.
+    """This rank's share of a batch; the whole batch in a run of one process.
 
-    A rank for which no example is left passes the first one along, so that it takes part in what all ranks do
-    together, and none of its rows count.
+    A rank without an example passes the first one, so that it takes part in collective operations, but its rows do not
+    count.
 
     Attributes:
-        batch: the examples that this rank passes, with their rows. Texts stay padded as they are.
+        batch: the examples that this rank passes, with their rows. The padding of texts does not change.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -36,7 +36,7 @@ class Share:
         return self._gathered(values, self.own_rows, self.rows) if self.cut else values
 
     def sum(self, values: Tensor) -> Tensor:  # (passed examples, ...) -> (...)
-        """Over all examples, of something within a pass."""
+        """The sum over all examples of values within a pass."""
         return ranks.total(self._counted(values).sum(0)) if self.cut else values.sum(0)
 
     def _gathered(self, values: Tensor, where: slice | Tensor, count: int) -> Tensor:

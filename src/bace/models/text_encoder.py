@@ -1,4 +1,4 @@
-"""What the encoders of texts have in common."""
+"""The base class of encoders of texts."""
 
 from typing import ClassVar
 
@@ -12,14 +12,14 @@ from bace.models.pooling import Pooling, pooled, unit_length
 
 
 class TextEncoder(Encoder):
-    """An encoder of texts: `input_ids`, `attention_mask` and, if wanted, `token_type_ids`, each (examples, tokens).
+    """An encoder of texts: `input_ids`, `attention_mask` and optionally `token_type_ids`, each (examples, tokens).
     Instead of ids it also takes word vectors, `inputs_embeds` (examples, tokens, width).
 
     Attributes:
-        max_tokens: the longest text its position table can take, special tokens included.
+        max_tokens: the maximum length of a text for its position table, including special tokens.
         pooling: how the tokens become the feature of a text.
-        normalised: whether that is brought to unit length.
-        tokenizer: its own, where it is not in the folder of the weights.
+        normalised: whether the feature is scaled to unit length.
+        tokenizer: its own tokenizer, if it is not in the folder of the weights.
     """
 
     modality = "text"
@@ -48,11 +48,12 @@ class TextEncoder(Encoder):
         return hidden, self.mask(inputs)
 
     def mask(self, inputs: dict[str, Tensor]) -> Tensor:  # (examples, 1, 1, tokens)
-        """Broadcasts over heads and queries: the numbers of the square mask of transformers, but easier to extend."""
+        """A mask that broadcasts over heads and queries. It has the same effect as transformers' square mask, but is
+        easier to extend."""
         return inputs["attention_mask"].bool()[:, None, None, :]
 
     def relax(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Word vectors instead of ids: what `embed` looks up before positions are added."""
+        """Word vectors instead of ids, as `embed` looks them up before positions are added."""
         rest = {key: value for key, value in inputs.items() if key != "input_ids"}
         with torch.no_grad():
             return {**rest, "inputs_embeds": self.embeddings.get_submodule(self.words_at)(inputs["input_ids"])}

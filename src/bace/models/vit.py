@@ -35,7 +35,7 @@ class Dinov2Encoder(ImageEncoder):
         super().__init__(model, preprocessing, image_size)
         if self.config.use_swiglu_ffn:
             self.mlp_end = "mlp.down_proj"
-        # For pre-training only; a parameter that never gets a gradient would upset training in several processes.
+        # For pre-training only; a parameter that never gets a gradient would break training in several processes.
         self.embeddings.register_parameter("mask_token", None)
 
     def _embed(self, pixels: Tensor) -> Tensor:
@@ -43,8 +43,8 @@ class Dinov2Encoder(ImageEncoder):
 
 
 class ClipEncoder(ImageEncoder):
-    """CLIP's image tower, from a folder of CLIP or of the tower alone. The feature is the class token behind the final
-    LayerNorm, before the projection into the space that it shares with texts."""
+    """CLIP's image tower, from a folder of CLIP or of the tower alone. The feature is the class token after the final
+    LayerNorm, before the projection into the space shared with texts."""
 
     transformers_class = "CLIPVisionModel"
     has_pooler = False
@@ -68,7 +68,7 @@ class ClipEncoder(ImageEncoder):
 
 
 def fill_vit(weights: Weights) -> nn.Module:
-    """A ViT of the shape that its weights have."""
+    """A ViT whose shape is taken from its weights."""
     from transformers import ViTConfig, ViTModel
 
     tensors = weights.tensors
@@ -88,7 +88,7 @@ def fill_vit(weights: Weights) -> nn.Module:
         attention_probs_dropout_prob=0.0,
         attn_implementation=prefix_attention.register(),
     )
-    with torch.device("meta"):  # shapes only: no time and no random numbers spent on values that are replaced
+    with torch.device("meta"):  # only shapes, because all values are replaced
         model: nn.Module = ViTModel(config, add_pooling_layer=False)
     tensors = {key: tensor.to(torch.get_default_dtype()).contiguous() for key, tensor in tensors.items()}
     model.load_state_dict(tensors, assign=True)

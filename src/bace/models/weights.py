@@ -1,4 +1,4 @@
-"""A ViT's weights from one file: Google's .npz, and .safetensors or PyTorch files with timm's names (DeiT's too)."""
+"""A ViT's weights from one file: Google's .npz, or .safetensors or PyTorch files with timm's names (also for DeiT)."""
 
 import argparse
 import re
@@ -26,7 +26,7 @@ class Weights:
     tensors: under transformers' names.
     heads: attention heads.
     classes: the number of classes of the file's own classifier, which is left out; None if it has none.
-    preprocessing: mean and deviation of its pictures, in the form of a preprocessor_config.json; empty if not known.
+    preprocessing: mean and deviation of its pictures, in the form of a preprocessor_config.json; empty if unknown.
     """
 
     tensors: dict[str, Tensor]
@@ -82,16 +82,16 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pytorch(path: Path) -> dict[str, Tensor]:
-    """A state dict, or a checkpoint of a training that holds one; nothing in the file is run."""
+    """A state dict, or a training checkpoint that contains one. No code in the file is run."""
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # DeiT's training keeps its options so
+        with torch.serialization.safe_globals([argparse.Namespace]):  # DeiT's training options are stored like this
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # zip, pickle, end of file: to the user they all mean the same
+    except Exception as error:  # errors of zip, pickle and end of file all mean the same to the user
         raise DataError(
             f"{path} cannot be read as weights alone ({type(error).__name__}: {first_line(error)}): it is damaged, or "
             "holds other things. Load it where you trust it and save its state_dict() with torch.save."
         ) from error
-    for _ in range(3):  # a checkpoint may hold a model that holds a state dict; one that holds itself has no end
+    for _ in range(3):  # a checkpoint may hold a model that holds a state dict; the limit stops self-references
         inner = [k for k in ("model", "state_dict") if isinstance(content, dict) and k in content]
         content = content[inner[0]] if inner else content
     tensors = content.items() if isinstance(content, dict) else ()
@@ -113,7 +113,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 class _Taker:
-    """Give out each tensor by name once, so that tensors which nobody asked for are noticed."""
+    """Returns each tensor by name once, so that unused tensors are noticed."""
 
     def __init__(self, tensors: dict[str, Tensor], path: Path, naming: str) -> None:
         self.tensors, self.path, self.naming = dict(tensors), path, naming
@@ -137,7 +137,7 @@ class _Taker:
 
 
 def _from_timm(tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], int]:
-    """timm's names -> transformers' names, and the number of heads, which a timm file does not tell."""
+    """timm's names -> transformers' names, and the number of heads, which a timm file does not contain."""
     take = _Taker(tensors, path, "timm")
     out = {
         "embeddings.cls_token": take("cls_token"),
@@ -172,7 +172,7 @@ _TIMM_BLOCK = {
 def _from_jax(tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor], int]:
     """The names of Google's JAX checkpoints -> transformers' names, and the number of heads.
 
-    A JAX kernel is (inputs, outputs), with the heads as an axis of their own; a torch weight is (outputs, inputs).
+    A JAX kernel is (inputs, outputs), with a separate axis for the heads; a torch weight is (outputs, inputs).
     """
     take = _Taker(tensors, path, "Google's JAX checkpoints")
     out = {
@@ -218,7 +218,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """The numbers of a tensor as they are in memory, to be hashed."""
+    """The bytes of a tensor in memory, to be hashed."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 

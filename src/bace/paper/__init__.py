@@ -1,1 +1,1 @@
-"""The paper's tables, figures and claims: what to run, what the paper prints, and what our runs say."""
+"""The paper's tables, figures and claims: the runs that they need, the printed numbers, and our results."""

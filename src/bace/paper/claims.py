@@ -1,4 +1,4 @@
-"""What the finished runs say about the paper's claims (statements.py).
+"""Verdicts of the finished runs about the paper's claims (statements.py).
 
 The mean of a comparison over seeds has a 95 % confidence interval (Student's t). The comparison is supported if the
 interval lies inside its range, not supported if it lies outside, and undecided otherwise. docs/paper.md has the rules.
@@ -21,7 +21,7 @@ Verdict = Literal["supported", "not supported", "undecided", "missing runs", "no
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the runs say about one comparison."""
+    """The result of one comparison."""
 
     text: str
     verdict: Verdict
@@ -32,17 +32,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What the runs, and the printed means, say about a claim."""
+    """The result of a claim, by the runs and by the printed means."""
 
     id: str
     claim: str
     verdict: Verdict
     outcomes: tuple[Outcome, ...]
-    missing: tuple[Cell, ...]  # without a finished run
-    printed: bool | None  # whether the printed means agree; None: none are printed
+    missing: tuple[Cell, ...]  # cells without a finished run
+    printed: bool | None  # whether the printed means agree; None if there are none
     printed_against: tuple[str, ...]  # comparisons that the printed means contradict
     note: str  # reading, or why it cannot be tested
-    setting: str = ""  # of claims about SEQ, LwF or EWC: the span of their soft-max
+    setting: str = ""  # for claims about SEQ, LwF or EWC, the span of their soft-max
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ def _evaluate(
 
 
 def judge(comparison: Comparison, numbers: Callable[[Leaf], dict[int, float | None]]) -> Outcome:
-    """Mean and interval over the seeds that all the runs have."""
+    """The mean and interval over the seeds that all runs have."""
     by_leaf = [numbers(leaf) for leaf in comparison.quantity.leaves]
     seeds = sorted(set.intersection(*(set(found) for found in by_leaf)))
     if not seeds:
@@ -118,9 +118,9 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def together(part: Part, verdict_of: Callable[[Comparison], Verdict]) -> Verdict:
-    """The verdict of all parts: supported if enough of them are, not supported if enough of them no longer can be.
+    """The joint verdict of all parts: supported if enough parts are, not supported if that is no longer possible.
 
-    What a run does not have (forward transfer of a method without one head) does not count."""
+    Numbers that a run does not have (forward transfer of a method without one head) do not count."""
     if isinstance(part, Comparison):
         return verdict_of(part)
     verdicts = [together(inner, verdict_of) for inner in part.parts]
@@ -135,7 +135,7 @@ def together(part: Part, verdict_of: Callable[[Comparison], Verdict]) -> Verdict
     return "missing runs" if set(counted) <= {"missing runs"} else "undecided"
 
 
-# -- against the printed means
+# -- comparison with the printed means
 
 
 def printed_value(quantity: Quantity) -> float | None:
@@ -146,7 +146,7 @@ def printed_value(quantity: Quantity) -> float | None:
 
 
 def printed_verdict(check: Among) -> tuple[tuple[str, ...], bool | None]:
-    """The comparisons that the printed means contradict, and whether the claim holds by them."""
+    """The comparisons that the printed means contradict, and whether the claim agrees with the printed means."""
     against = []
 
     def verdict_of(comparison: Comparison) -> Verdict:
@@ -163,11 +163,11 @@ def printed_verdict(check: Among) -> tuple[tuple[str, ...], bool | None]:
     return (() if agrees else tuple(against)), agrees
 
 
-# -- what is shown
+# -- output
 
 
 def weakest(evaluated: Evaluated) -> Outcome | None:
-    """The comparison that decides: not supported before undecided before supported; then the fewest seeds."""
+    """The comparison that decides: not supported comes before undecided, then supported; then the fewest seeds."""
     order = {"not supported": 0, "undecided": 1, "supported": 2}
     known = [outcome for outcome in evaluated.outcomes if outcome.verdict in order]
     return min(known, key=lambda o: (order[o.verdict], o.seeds, abs(o.mean or 0.0)), default=None)
@@ -201,14 +201,14 @@ def about_text(evaluated: Evaluated) -> str:
         parts.append(f"missing runs: {evaluated.missing[0]}{more} (bace paper run {ids})")
     if evaluated.printed_against:
         more = f" and {len(evaluated.printed_against) - 1} more" if len(evaluated.printed_against) > 1 else ""
-        parts.append(f"printed against it: {evaluated.printed_against[0]}{more}")
+        parts.append(f"the printed means contradict: {evaluated.printed_against[0]}{more}")
     if evaluated.note:
         parts.append(evaluated.note if evaluated.verdict == "not testable" else f"read as: {evaluated.note}")
     return ". ".join(parts)
 
 
 def entries_with(cells: Sequence[Cell]) -> list[str]:
-    """The entries to run for these cells: for each the smallest that has it."""
+    """The entries to run for these cells: the smallest entry that has each cell."""
     by_size = sorted(ENTRIES.values(), key=lambda entry: len(entry.cells()))
     smallest: dict[object, str] = {}
     for entry in by_size:

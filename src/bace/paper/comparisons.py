@@ -1,7 +1,7 @@
-"""Quantities computed from numbers of runs, and comparisons of them: what claims are made of.
+"""Quantities computed from numbers of runs, and the comparisons that claims consist of.
 
-A quantity is a number of a run, or is computed from several; it is evaluated seed by seed, so that comparisons are
-paired, and once from the printed means. A comparison says in which range a quantity lies if the claim is true.
+A quantity is a number of a run, or is computed from several numbers. It is evaluated seed by seed, so that comparisons
+are paired, and once from the printed means. A comparison gives the range of a quantity if the claim is true.
 """
 
 import math
@@ -13,12 +13,12 @@ from statistics import fmean
 from bace.paper.results import rank_correlation
 from bace.paper.tables import Block, Buffer, Cell
 
-Leaf = tuple[Cell, str, str]  # a cell, the number of it that is meant, the table of published.csv that may print it
+Leaf = tuple[Cell, str, str]  # a cell, the name of one of its numbers, the table of published.csv that may print it
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something to compute from numbers of cells."""
+    """A quantity computed from numbers of cells."""
 
     text: str
     place: str
@@ -58,7 +58,7 @@ def combine(f: Callable[[Sequence[float]], float], text: str, *parts: Quantity) 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the tables: call it with a method and a metric."""
+    """A place in the tables. Call it with a method and a metric to get a quantity."""
 
     block: Block
     steps: int
@@ -76,7 +76,7 @@ class Place:
         return Quantity(text, at.name, ((cell, metric, at.table),), lambda numbers: numbers[0])
 
 
-# -- what is claimed of quantities
+# -- claims about quantities
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _flat(parts: Iterable[Part | Iterable[Part]]) -> tuple[Part, ...]:
 
 
 def exchanged(check: Among, exchange: Callable[[Cell], Cell]) -> Among:
-    """The same comparisons of other cells."""
+    """The same comparisons with other cells."""
 
     def of(part: Part) -> Part:
         if isinstance(part, Among):
@@ -135,7 +135,7 @@ def exchanged(check: Among, exchange: Callable[[Cell], Cell]) -> Among:
 
 
 def greater(a: Quantity, b: Quantity, by: float = 0.0) -> Comparison:
-    """a > b + by; with a negative `by`: not below b by more than that."""
+    """a > b + by; with a negative `by`, a is not below b by more than that."""
     more = f" by {by:g}" if by > 0 else ""
     word = "not below" if by < 0 else ">"
     where = f", {a.place}" if a.place == b.place else f": {a.place} against {b.place}"
@@ -153,7 +153,7 @@ def lies(a: Quantity, low: float = -math.inf, high: float = math.inf) -> Compari
 
 
 def rising(values: Sequence[Quantity], by: float = 0.0) -> Among:
-    """Each greater than the one before."""
+    """Each value is greater than the one before."""
     return every(greater(b, a, by) for a, b in pairwise(values))
 
 

@@ -1,6 +1,6 @@
-"""The cost of a run before it is started: passes, hours and memory, estimated from counts.
+"""An estimate of the passes, hours and memory of a run before it starts.
 
-The estimate is good to a factor of about two. Its unit is F, one forward pass of one example; a backward pass costs
+The estimate is correct to a factor of about two. Its unit is F, one forward pass of one example; a backward pass costs
 2 F. It counts the training passes (as the method declares them in `Method.cost` and `networks`), the tests after every
 task and the studies' passes over the training data. docs/paper.md explains the numbers.
 """
@@ -18,13 +18,13 @@ from bace.data.benchmarks import find_benchmark
 from bace.experiments.assemble import make_method
 from bace.methods.er import ER
 
-CORPORA = {  # classes, training and test examples of the tasks, which show parts of corpora; of sentences, about
+CORPORA = {  # classes, training and test examples of the tasks, which are parts of corpora; approximate for sentences
     "topics": (22, 22 * 28_000, 22 * 2_000 - 400),
     "topics-desk": (36, 36 * 28_000, 36 * 2_000),
     "entities": (62, 158_000, 27_000),
     "entities-desk": (45, 30_000, 10_000),
 }
-EFFICIENCY = 0.5  # of a large matrix product's speed that training reaches
+EFFICIENCY = 0.5  # the share of a large matrix product's speed that training reaches
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ def estimate(config: Config, steps: int) -> Cost | None:
     learning = learning_passes(method, config, train, memory, steps)
     seen = (steps + 1) / 2  # tests and studies after each task are over all tasks so far
     looking = train * seen if {"probing", "tracking"} & set(config.studies) else 0.0
-    # of the 3 F of a trained example, frozen blocks save both parts of the backward pass, adapters that of the weights
+    # a trained example costs 3 F; frozen blocks save both parts of the backward pass, adapters the part of the weights
     frozen = config.backbone.freeze / depth
     saved = 1 / 3 if config.backbone.adapter else 2 / 3 * frozen
     passes = computed = learning * (1 - saved) + test * seen + looking
-    if config.backbone.cache:  # frozen blocks go forward once for each example; of 3 F one is forward
+    if config.backbone.cache:  # each example passes frozen blocks once; 1 of 3 F is forward
         computed -= frozen * max(learning / 3 + test * seen + looking - train - test, 0.0)
-    if config.train.recompute or config.train.accumulate > 1:  # each is one more forward pass; of 3 F one is forward
+    if config.train.recompute or config.train.accumulate > 1:  # each adds a forward pass; 1 of 3 F is forward
         computed += learning / 3 * (config.train.recompute + (config.train.accumulate > 1))
     per_pass = tokens * depth * (24 * width**2 + 4 * tokens * width)
     weights = 12 * depth * width**2
@@ -70,7 +70,8 @@ def estimate(config: Config, steps: int) -> Cost | None:
 
 
 def learning_passes(method: Method, config: Config, train: int, memory: int, steps: int) -> float:
-    """The passes of a run with this many training examples and memory slots, without tests. The first task is plain."""
+    """The passes of a run with this many training examples and memory slots, without tests. The first task is plain
+    training."""
     cost, epochs = method.cost, config.train.epochs
     if method.licence == "past":  # all data so far at every task, or once
         rounds = 1.0 if config.method.get("only_last") else (steps + 1) / 2
@@ -95,7 +96,7 @@ def data_size(config: Config) -> tuple[int, int, int] | None:
         classes, train, test = (sum(numbers) for numbers in zip(*known, strict=True))
     else:
         return None
-    tasks = 5  # only corpora are cut by task
+    tasks = 5  # only corpora are limited by task
     per_class = [config.benchmark.get(key) for key in ("train_per_class", "test_per_class")]
     per_task = [config.benchmark.get(key) for key in ("train_per_task", "test_per_task")]
     found = []
@@ -119,14 +120,14 @@ def shape_of(config: Config) -> tuple[int, int, int] | None:
     if not width or not depth:
         return None
     if str(config.benchmark["name"]) in CORPORA:
-        return width, depth, int(str(config.benchmark["max_length"])) // 2  # texts are shorter than the longest
+        return width, depth, int(str(config.benchmark["max_length"])) // 2  # most texts are shorter than the limit
     side = config.backbone.image_size or about.get("image_size", 224)
     return width, depth, (side // about.get("patch_size", 16)) ** 2 + 1
 
 
 def measured_gflops(device: str) -> float:
-    """What training may reach here: half the speed of a product of matrices as large as a transformer's, the fastest of
-    a fifth of a second's (others may be using the machine)."""
+    """The speed that training may reach here: half the speed of a product of matrices as large as a transformer's. The
+    fastest product within a fifth of a second counts, because others may be using the machine."""
     import torch
 
     a, b = torch.ones(1024, 768, device=device), torch.ones(768, 3072, device=device)

@@ -1,4 +1,4 @@
-"""Results of finished runs: numbers, curves and matrices by name, and an entry's table beside the printed one."""
+"""Results of finished runs: numbers, curves and matrices by name, and an entry's table with the printed numbers."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ Matrix = list[list[float]]
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run with what its studies found."""
+    """A finished run with the results of its studies."""
 
     run: Run
 
@@ -30,7 +30,7 @@ class Finished:
         return self.run.metrics
 
     def study(self, name: str, part: str) -> list[Any]:
-        """A list of a study, with something for each task; empty if the run has no such study, or it was skipped."""
+        """A list of a study with one entry per task; empty if the run has no such study, or it was skipped."""
         return list(self.run.studies.get(name, {}).get(part, ()))
 
 
@@ -46,7 +46,7 @@ def finished_runs(cell: Cell, out: Path, scale: Scale) -> dict[int, Finished]:
     return {run.seed: Finished(run) for run in runs}
 
 
-# -- numbers of a run; None: the run does not have it
+# -- numbers of a run; None if the run does not have it
 
 
 def average(values: Iterable[float | None]) -> float | None:
@@ -63,7 +63,7 @@ def less(a: float | None, b: float | None) -> float | None:
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Spearman's; ties take their mean rank; 0 where one of them does not vary."""
+    """Spearman's rank correlation. Ties take their mean rank; it is 0 if one variable does not vary."""
     a, b = _ranks(x), _ranks(y)
     mean = (len(a) - 1) / 2
     covariance = sum((i - mean) * (j - mean) for i, j in zip(a, b, strict=True))
@@ -76,7 +76,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def slope(values: Sequence[float]) -> float | None:
-    """Points per step, by least squares."""
+    """The slope in points per step, by least squares."""
     if len(values) < 2:
         return None
     middle, mean = (len(values) - 1) / 2, fmean(values)
@@ -103,7 +103,7 @@ def distance(found: Finished) -> Matrix:
 
 
 def over_time(found: Finished) -> list[list[float]]:
-    """The distances of each task from the step at which it is learned on."""
+    """The distances of each task, from the step at which it is learned."""
     triangle = distance(found)
     return [[row[i] for row in triangle[i:]] for i in range(len(triangle))]
 
@@ -135,7 +135,7 @@ def distance_and_accuracy(found: Finished) -> float | None:
 
 
 def task_confusion(found: Finished) -> Matrix:
-    """Percent of each task's test examples that are taken for a class of each task; rows sum to 100."""
+    """The percentage of each task's test examples that are predicted as a class of each task; rows sum to 100."""
     confusion = found.metrics.confusion
     if confusion is None:
         return []
@@ -151,7 +151,7 @@ def task_confusion(found: Finished) -> Matrix:
 
 
 def imbalance(found: Finished) -> float | None:
-    """Share of predictions on the last task's classes less their true share, in points."""
+    """The share of predictions on the last task's classes minus their true share, in points."""
     confusion = found.metrics.confusion
     if confusion is None:
         return None
@@ -163,7 +163,7 @@ def imbalance(found: Finished) -> float | None:
 
 
 def neighbour_purity(found: Finished) -> float | None:
-    """Percent of the shown neighbours that have their anchor's label."""
+    """The percentage of the shown neighbours that have their anchor's label."""
     tasks = found.study("gallery", "tasks")
     return average(
         100.0 * bool(near["same"]) for task in tasks for anchor in task["anchors"] for near in anchor["neighbours"]
@@ -179,7 +179,7 @@ NUMBERS: dict[str, Callable[[Finished], float | None]] = {
     "Acc": _of_metrics("A_last"),
     "Prob.Acc": lambda found: last(probing(found)),
     "gap": lambda found: less(last(probing(found)), found.metrics.A_last),
-    # the introduction's numbers are averages over the incremental steps, the second on (spec 5.3)
+    # the introduction's numbers are averages over the incremental steps, from the second step on (spec 5.3)
     "A_observed": lambda found: average(observed(found)[1:]),
     "A_probing": lambda found: average(probing(found)[1:]),
     "observed_slope": lambda found: slope(observed(found)[1:]),
@@ -210,8 +210,8 @@ MATRICES: dict[str, Callable[[Finished], Matrix]] = {"distance": distance, "task
 def for_page(
     entry: Entry, runs: Iterable[Run], cells: dict[Path, Cell]
 ) -> dict[tuple[str, str], tuple[float, float | None]]:
-    """The printed numbers of an entry by row and column of the report page, whose rows do not tell data sets apart.
-    `cells`: whose run a folder holds."""
+    """The printed numbers of an entry by row and column of the report page, whose rows do not distinguish data sets.
+    `cells` gives the cell of each run folder."""
     if len({cell.block.benchmark for cell in entry.cells()}) > 1:
         return {}
     found = {}
@@ -227,7 +227,7 @@ def for_page(
 
 @dataclass(frozen=True)
 class Value:
-    """One number of an entry: ours over seeds, and the printed one."""
+    """One number of an entry: ours over seeds and the printed one."""
 
     dataset: str
     steps: str
@@ -252,7 +252,7 @@ class Value:
 
 
 def collect(entry: Entry, out: Path, scale: Scale) -> list[Value]:
-    """Every number of an entry, also those that have no run yet; curves and matrices only where there are runs."""
+    """Every number of an entry, including those without runs; curves and matrices only if there are runs."""
     cells = entry.cells()
     runs = {cell.key: finished_runs(cell, out, scale) for cell in cells}
     values: list[Value] = []
@@ -275,7 +275,7 @@ def collect(entry: Entry, out: Path, scale: Scale) -> list[Value]:
 
 
 def paired(ours: dict[int, float | None], base: dict[int, float | None]) -> dict[int, float]:
-    """Differences of the seeds that both have."""
+    """The differences for the seeds that both have."""
     found = {seed: less(value, base.get(seed)) for seed, value in ours.items()}
     return {seed: value for seed, value in found.items() if value is not None}
 
@@ -321,7 +321,7 @@ def in_digits(column: str, mean: float | None, std: float | None = None, sign: b
 
 def tables(entry: Entry, values: list[Value]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, header and rows of each table to print: one for each data set and number of steps, then the curves and
-    matrices that there are."""
+    matrices, if any."""
     numbers = [value for value in values if not value.place]
     compared = [column for column in entry.columns if any(v.printed for v in numbers if v.column == column)]
     header = ["memory", "method", "seeds"]
@@ -390,7 +390,7 @@ def _matrix_tables(column: str, values: list[Value]) -> list[tuple[str, list[str
 
 
 def as_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as wide as it must be: no number is ever cut."""
+    """A table as wide as necessary, so that no number is cut."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     words = {i for i, name in enumerate(header) if name in LEFT}
     lines = [

@@ -1,9 +1,9 @@
 """Every table and figure of the paper as declared data: which methods learn which benchmark with which memory.
 
-An entry is a list of blocks; a block is a benchmark with step counts, memories and methods; each combination is a cell,
-which is one run a seed. A run belongs to the cell, not to the entry: entries that ask for the same cell share it, and
-the run measures what any of them needs. Desk scale is the same declaration with other numbers: the benchmark's desk
-version, and what `desk` and `desk_buffers` say.
+An entry is a list of blocks. A block is a benchmark with step counts, memories and methods. Each combination is a cell,
+which is one run per seed. A run belongs to the cell, not to the entry: entries that need the same cell share it, and
+the run measures everything that any of them needs. Desk scale is the same declaration with other numbers: it uses the
+benchmark's desk version and the settings in `desk` and `desk_buffers`.
 """
 
 import csv
@@ -18,14 +18,14 @@ from bace.config.schema import Config
 from bace.errors import ConfigError, closest_name
 from bace.experiments.compare import folder_name, parse_method
 
-Buffer = int | Literal["all", "inf"]  # examples in all, as printed; "inf": joint training
+Buffer = int | Literal["all", "inf"]  # total number of examples, as printed; "inf": joint training
 Scale = Literal["desk", "full"]
 SCALES: tuple[Scale, ...] = ("desk", "full")
 
-DEIT = "deit-small-611"  # the other backbones are their benchmarks' own
-LONG_NAMES = {"BaCE + bias correction": ("BaCE", {"bias_correction": True})}  # printed names that are no method call
-# Rows behind a method's printed one, which have no printed number: the same method as others compute it. Most methods
-# were published with the memory shuffled into the task's data (`replay` of their cards), IL2M is so by default.
+DEIT = "deit-small-611"  # the other backbones are the defaults of their benchmarks
+LONG_NAMES = {"BaCE + bias correction": ("BaCE", {"bias_correction": True})}  # printed names that are not method calls
+# Rows after a method's printed row, without printed numbers: the same method as others compute it. Most methods were
+# published with the memory shuffled into the task's data (`replay` in their cards), which is IL2M's default.
 CONTROLS_OF: dict[str, tuple[str, ...]] = {
     "SEQ": ("SEQ (span=new)",),
     "LwF": ("LwF (span=seen)",),
@@ -43,16 +43,16 @@ FIXED_TOTAL = ("DER++ (logits=stored)",)  # rows with a reservoir, which cannot 
 
 @dataclass(frozen=True)
 class Block:
-    """A benchmark with the cells that an entry needs of it.
+    """A benchmark with the cells that an entry needs.
 
     Args:
-        benchmark: at full scale; desk scale takes its `-desk` version.
+        benchmark: the benchmark at full scale; desk scale uses its `-desk` version.
         dataset: its name in published.csv.
-        own: hyper-parameters that a method has throughout the block, by title.
-        settings: settings of all cells at both scales; `full` and `desk` add to them, `rivals` for all but BaCE.
+        own: hyper-parameters of a method in the whole block, by title.
+        settings: settings of all cells at both scales; `full` and `desk` add to them, `rivals` for all except BaCE.
         desk_buffers: memories that desk scale replaces.
-        per_class: memory slots of each class, at full and at desk scale, in the place of a total.
-        group: where its runs are kept; blocks with the same group, steps, buffer and method share a run.
+        per_class: memory slots of each class, at full and at desk scale, instead of a total.
+        group: the folder of its runs; blocks with the same group, steps, buffer and method share a run.
     """
 
     benchmark: str
@@ -71,7 +71,7 @@ class Block:
     group: str = ""
 
     def of(self, *methods: str, **changes: Any) -> "Block":
-        """The same block with these methods, and other numbers."""
+        """The same block with these methods and changes."""
         return replace(self, methods=methods, **changes)
 
     def with_controls(self, *methods: str, **changes: Any) -> "Block":
@@ -86,7 +86,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of a table: a run for each seed."""
+    """One place in a table, with a run for each seed."""
 
     block: Block
     steps: int
@@ -95,7 +95,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, int, Buffer, str]:
-        """Cells with one key are one run."""
+        """Cells with the same key share a run."""
         return (self.block.group or self.block.benchmark, self.steps, self.buffer, self.method)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Cell:
         return out / scale / f"{group}-{steps}tasks-memory{buffer}" / f"{folder_name(method)}-seed{seed}"
 
     def settings(self, scale: Scale) -> dict[str, Any]:
-        """What differs from the benchmark's own defaults, by dotted name."""
+        """The settings that differ from the benchmark's defaults, by dotted name."""
         block = self.block
         name, changes = LONG_NAMES.get(self.method) or parse_method(self.method)
         suffix = "-desk" if scale == "desk" else ""
@@ -129,7 +129,7 @@ class Cell:
     def memory(self, scale: Scale) -> dict[str, Any]:
         if self.buffer == "all":
             return {"memory.size": 0, "memory.per_class": 1_000_000, "memory.select": "random"}
-        if self.buffer == "inf":  # joint training reads the data themselves
+        if self.buffer == "inf":  # joint training reads all data and needs no memory
             return {"memory.size": 0}
         total = self.block.desk_buffers.get(self.buffer, self.buffer) if scale == "desk" else self.buffer
         if not self.block.per_class:
@@ -139,7 +139,7 @@ class Cell:
         return {"memory.size": 0, "memory.per_class": self.block.per_class[scale]}
 
     def config(self, scale: Scale, seed: int) -> Config:
-        """The full configuration of a run; refused if the method, benchmark or a setting is unknown."""
+        """The full configuration of a run; ConfigError if the method, benchmark or a setting is unknown."""
         from bace.config.parse import config_from
 
         return config_from({**self.settings(scale), "seed": seed})
@@ -150,9 +150,10 @@ class Entry:
     """A table or figure.
 
     Args:
-        columns: numbers of a run, by their name in results.py; where published.csv has them they are compared.
-        curves: lists of a run, one number a task; matrices: lists of lists.
-        table: the table of published.csv that holds the printed numbers.
+        columns: numbers of a run, by their name in results.py; they are compared with published.csv if it has them.
+        curves: lists of a run with one number per task.
+        matrices: lists of lists.
+        table: the table in published.csv with the printed numbers.
         baseline: the method that `delta_A_last` is measured from.
         average: also show the mean over the data sets.
     """
@@ -185,14 +186,14 @@ def cells_of(block: Block) -> Iterator[Cell]:
 ABLATIONS = ("BaCE (W0=1, alpha=0)", "BaCE (W0=1)", "BaCE (alpha=0)", "BaCE")
 RIVALS = ("ER", "BiC", "LUCIR", "PODNet", "DDE", "DER++", "CLS-ER", "FOSTER", "MEMO", "BEEF")
 ONCE = {"MTL": {"only_last": True}}  # tables print joint training after the last task only
-# The paper herds for every method, and its BaCE without both effects is its DER++ within 0.9: DER++ with a teacher. In
-# tables that quote it from others it is the original.
+# The paper uses herding for every method, and its BaCE without both effects is within 0.9 of its DER++, so that DER++
+# has a teacher. In tables that quote DER++ from other papers, it is the original.
 READ = {"DER++": {"logits": "teacher"}}
 QUOTED = {"DER++": {"logits": "stored"}}
 
 CIFAR = Block("cifar100", "CIFAR-100", (20, 10), (100, 500), own=READ)
 CIFAR_20 = replace(CIFAR, steps=(20,))
-# L2P's own recipe, without replay: the printed rows are of its authors' variant that replays and thaws the encoder
+# L2P's own recipe has no replay; the printed rows are its authors' variant, which replays and trains the encoder
 PROMPTS = {"L2P": {"recipe": "5-datasets"}}
 FIVE = Block("five-datasets", "5-datasets", (5,), (250, 500), own={**ONCE, **PROMPTS, **QUOTED})
 TEXT = Block("topics", "AGNews>DBPedia1>DBPedia2>Yahoo1>Yahoo2", (5,), (100, 500), own=ONCE)
@@ -200,7 +201,7 @@ NER = Block("entities", "OntoNotes5>MIT Movie>I2B2>MIT Restaurant>CoNLL2003", (5
 
 
 def _hard(benchmark: str, dataset: str, buffer: int, per_class: int, desk: int) -> Block:
-    """Ten tasks, a fixed number of examples per class, alpha = 2."""
+    """A block with ten tasks, a fixed number of examples per class and alpha = 2."""
     return Block(
         benchmark,
         dataset,
@@ -253,8 +254,8 @@ DEITS = (
 WITHOUT_MEMORY = ("HAT", "OWM", "SLDA", "PASS", "L2P")
 WITH_MEMORY = ("iCaRL", "A-GEM", "EEIL", "GD", "DER++", "HAL", "MORE", "ROW", "BaCE")
 
-# The protocol of methods for pre-trained encoders (LAMDA-PILOT): tasks of equal size from the first on, one class
-# order, their crops of pixels that are not normalised. Methods bring their own recipes; this is left to the run.
+# The protocol of methods for pre-trained encoders (LAMDA-PILOT): all tasks have equal size, there is one class order,
+# and crops of pixels are not normalised. Methods have their own recipes; these are the remaining settings of the run.
 PTM = {
     "benchmark.class_order": "numpy",
     "benchmark.seed": 1993,
@@ -271,7 +272,7 @@ PTM_OWN: dict[str, dict[str, Any]] = {
 
 
 def _ptm(benchmark: str, dataset: str, classes: int, steps: tuple[int, ...], **changes: Any) -> tuple[Block, ...]:
-    """Blocks without memory, with L2P's short training, and with 20 examples a class."""
+    """Blocks without memory, with L2P's short training, and with 20 examples per class."""
     full = {"backbone.name": "vit-b16-in21k", "train.epochs": 20, "train.batch_size": 128}
     total = 20 * classes
     block = Block(
@@ -292,7 +293,7 @@ def _ptm(benchmark: str, dataset: str, classes: int, steps: tuple[int, ...], **c
     foster = {f"method.{stage}_epochs": 20 for stage in ("init", "boost", "compress")}
     return (
         block.of(*PTM_FREE),
-        block.of("RanPAC", desk={**block.desk, "method.M": 2000}),  # of 10,000 it keeps 800 MB
+        block.of("RanPAC", desk={**block.desk, "method.M": 2000}),  # 10,000 would keep 800 MB
         block.of("L2P", full={**full, "train.epochs": 5, "train.batch_size": 16}),
         replay.of("iCaRL", "MEMO"),
         replay.of("FOSTER", full={**full_replay, **foster}),
@@ -361,7 +362,7 @@ _TABLES = (
     Entry(
         "challenging",
         "Table VI",
-        "OmniBenchmark, ImageNet-R, ObjectNet, VTAB: accuracy, probing accuracy, distance of old less new classes",
+        "OmniBenchmark, ImageNet-R, ObjectNet, VTAB: accuracy, probing accuracy, distance of old minus new classes",
         tuple(block.with_controls(*HARD_METHODS) for block in HARD),
         ("Acc", "Prob.Acc", "Feat.Embed.Dist"),
         table="challenging",
@@ -413,7 +414,7 @@ _FIGURES = (
     Entry(
         "f6",
         "Figure 6",
-        "neighbours of new samples in the teacher's eyes, 5-datasets",
+        "neighbours of new samples in the teacher's feature space, 5-datasets",
         (FIVE.of("BaCE", buffers=(500,), studies=("gallery",)),),
         ("neighbour_purity", "chance_purity"),
     ),
@@ -459,7 +460,7 @@ _FIGURES = (
     Entry(
         "f12",
         "Figure 12",
-        "neighbours of new samples in the teacher's eyes, CIFAR-100",
+        "neighbours of new samples in the teacher's feature space, CIFAR-100",
         (CIFAR_20.of("BaCE", buffers=(500,), studies=("gallery",)),),
         ("neighbour_purity", "chance_purity"),
     ),
@@ -483,12 +484,12 @@ _PTM = Entry(
     table="ptm",
 )
 
-# ER for so long costs what BaCE costs in 5 epochs, at desk scale in 3: 14 passes for its 6 (spec 9.1)
+# ER with this many epochs costs as much as BaCE with 5 (desk scale: 3): BaCE takes 14 passes and ER 6 (spec 9.1)
 LONGER = replace(CIFAR_20, buffers=(500,), full={"train.epochs": 12}, desk={"train.epochs": 7}, group="cifar100-longer")
 CONTROLS = Entry(
     "controls",
     "text",
-    "runs that claims need and no table or figure has",
+    "runs that claims need but no table or figure has",
     (
         CIFAR.with_controls("SEQ", "LwF", "EWC", "BaCE", buffers=(0,)),
         CIFAR_20.of("BaCE (beta=1)", "BaCE (beta=0.99)", "BaCE (beta=0.5)", "BaCE (beta=0)"),
@@ -513,7 +514,7 @@ SPANS: dict[Span, dict[str, str]] = {  # rows by the classes that the soft-max s
 
 
 def with_span(cell: Cell, span: Span) -> Cell:
-    """The cell of SEQ, LwF or EWC with this span; any other cell as it is. Entities have one span."""
+    """The cell of SEQ, LwF or EWC with this span; other cells are not changed. Entities have one span."""
     if cell.block.benchmark == NER.benchmark:
         return cell
     return replace(cell, method=SPANS[span].get(cell.method, cell.method))
@@ -528,7 +529,7 @@ def find_entry(name: str) -> Entry:
 
 
 def studies_of(cell: Cell) -> tuple[str, ...]:
-    """What the run of this cell measures: all that any entry asks of it."""
+    """The studies of this cell's run: all that any entry needs."""
     return _all_studies().get(cell.key, cell.block.studies)
 
 
@@ -542,7 +543,7 @@ def _all_studies() -> dict[tuple[str, int, Buffer, str], tuple[str, ...]]:
     return found
 
 
-# -- what was printed
+# -- printed numbers
 
 PublishedKey = tuple[str, str, str, str, str, str]  # table, dataset, steps, buffer, method, metric
 
@@ -572,7 +573,7 @@ def all_published() -> dict[PublishedKey, Printed]:
 
 
 def published(table: str, cell: Cell, metric: str) -> Printed | None:
-    """What the paper prints at this place, if anything."""
+    """The number that the paper prints at this place, if any."""
     key = (table, cell.block.dataset, str(cell.steps), str(cell.buffer), cell.method, metric)
     return all_published().get(key)
 

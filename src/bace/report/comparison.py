@@ -29,7 +29,7 @@ def compare(
     """Run several methods with several seeds, as `bace compare` does. The same call continues a stopped comparison.
 
     Args:
-        methods: names of `bace list methods`, with or without hyper-parameters, ["ER", "BaCE(W0=1)", "BaCE"]; or "all".
+        methods: names from `bace list methods`, optionally with settings: ["ER", "BaCE(W0=1)", "BaCE"]; or "all".
         seeds: the number of seeds; the first is `seed`.
         out: the folder that keeps the runs; by default runs/<benchmark>.
         tell: called with a line for each run and each task, for example `print`.

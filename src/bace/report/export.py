@@ -11,7 +11,7 @@ from bace.experiments.run_folder import COLUMNS
 from bace.report.runs import Row, show
 
 LEFT = ("memory", "method", "task")  # columns of names
-MARKS = {  # what LaTeX does not take as it is
+MARKS = {  # characters that LaTeX must not get unchanged
     **{mark: f"\\{mark}" for mark in "{}_%&#$"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"±": r"$\pm$", ">": "$>$", "<": "$<$", "…": r"\dots{}"},
@@ -70,7 +70,7 @@ def as_latex(found: Sequence[tuple[str, list[str], list[list[str]]]]) -> str:
     lines = []
     for title, header, rows in found:
         columns = "".join("l" if name in LEFT else "r" for name in header)
-        about = " ".join(title.split())  # a second line would be no comment
+        about = " ".join(title.split())  # a second line would not be a comment
         lines += [f"% {about}", f"\\begin{{tabular}}{{{columns}}}", "\\hline", _latex_row(header), "\\hline"]
         lines += [_latex_row(row) for row in rows]
         lines += ["\\hline", "\\end{tabular}", ""]

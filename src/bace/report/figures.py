@@ -1,6 +1,6 @@
 """The page's figures, as plain plotly.js dictionaries.
 
-Nothing here says what is light or dark: the page's script sets fonts, grids and heat-map colours to the reader's theme.
+They contain no theme: the page's script sets fonts, grids and heat-map colours for the reader's light or dark theme.
 """
 
 import math
@@ -23,12 +23,12 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 PATTERNS = ("", "/", ".", "x", "-", "+")
-MOST_SMALL = 12  # cells a side of a heat map that a third of the page has room for; more get half of it
+MOST_SMALL = 12  # the most cells per side of a heat map that is a third of the page wide; larger ones get half of it
 MOST_ANNOTATED = 20  # the largest number of cells per side that leaves room for numbers
 MOST_NAMED = 20  # classes that still have room for a name on an axis
 MOST_BARS = 60
 MOST_BANDS = len(PALETTE)  # methods whose bands and bars can still be told apart; more are "many"
-# What a probing study calls its classifiers, and how the page names them.
+# The names of classifiers in a probing study and on the page.
 PROBES = {"observed": "observed", "cosine": "cosine probe", "linear": "linear probe"}
 
 EXTRA = Markup("{}<extra>{}</extra>")  # a hover text, and whose it is
@@ -40,12 +40,13 @@ def colour(index: int) -> str:
 
 
 def turn(index: int) -> int:
-    """Which round of the colours this method is in: methods of one colour differ in line and marker."""
+    """The round of colours of this method: methods of one colour differ in line and marker."""
     return index // len(PALETTE) % len(DASHES)
 
 
 def curves(groups: Sequence[Group], index: dict[str, int], measure: str) -> Figure:
-    """The average score over the tasks so far, after each task: a line per method, a band of one standard deviation."""
+    """The average score over the tasks so far, after each task: a line per method with a band of one standard
+    deviation."""
     traces: list[dict[str, Any]] = []
     for group in groups:
         runs = [run.metrics.A for run in group.runs if run.metrics is not None]
@@ -83,7 +84,8 @@ def curves(groups: Sequence[Group], index: dict[str, int], measure: str) -> Figu
 
 
 def by_task(groups: Sequence[Group], values: Callable[[Run], Sequence[float]], unit: str, axis: str) -> Figure:
-    """A row per method and a column per task, mean over seeds. It stays readable when tens of lines do not."""
+    """A heat map with a row per method and a column per task, mean over seeds. It stays readable when tens of lines do
+    not."""
     width = max(len(values(group.runs[0])) for group in groups)
     cells: list[list[float | None]] = []
     spread: list[list[str]] = []
@@ -126,7 +128,8 @@ def matrix(group: Group, measure: str) -> Figure:
 
 
 def forgetting(groups: Sequence[Group], index: dict[str, int]) -> Figure:
-    """The drop of each task's score from its best to the end, a bar per method. The mean of its bars is its FGT."""
+    """The drop of each task's score from its best to the end, with a bar per method. The mean of a method's bars is its
+    FGT."""
     if len(groups) > MOST_BANDS:
         return by_task(groups, forgotten, "points", "points lost of task")
     tasks = max(len(group.runs[0].tasks) for group in groups) - 1
@@ -150,9 +153,9 @@ def forgetting(groups: Sequence[Group], index: dict[str, int]) -> Figure:
 
 
 def confusion(group: Group) -> tuple[Figure, int] | None:
-    """What the last model takes each class for, and over how many seeds; None without counts.
+    """The predictions of the last model for each class, and the number of seeds; None without counts.
 
-    Seeds are added up if their classes arrived in the same order; otherwise the first seed stands alone.
+    Seeds are added up if their classes arrived in the same order; otherwise only the first seed is shown.
     """
     found = [(run, run.metrics.confusion) for run in group.runs if run.metrics is not None and run.metrics.confusion]
     if not found:
@@ -180,7 +183,7 @@ def confusion(group: Group) -> tuple[Figure, int] | None:
         ticks = [text(name) for name in shortened(first.classes, 14)]
         axis |= {"tickmode": "array", "tickvals": list(range(size)), "ticktext": ticks}
         titles = ("taken for", "true class")
-    else:  # too many to name: the number of each task in the middle of its classes
+    else:  # too many to name: the number of each task is in the middle of its classes
         known = sorted({owner for owner in owners if owner is not None})
         known = known[:: -(-len(known) // 10)]
         middles = [fmean(i for i in range(size) if owners[i] == owner) for owner in known]
@@ -196,7 +199,7 @@ def confusion(group: Group) -> tuple[Figure, int] | None:
 
 
 def shortened(names: Sequence[str], most: int) -> list[str]:
-    """Names of at most `most` letters, which stay different: cut at the end, or else in the middle, or else also
+    """Names of at most `most` letters, which stay different: they are cut at the end, else in the middle, else also
     numbered."""
     for head in (most - 1, most // 2, 2):
         tail = most - 1 - head
@@ -246,7 +249,7 @@ def losses(groups: Sequence[Group], index: dict[str, int]) -> Figure | None:
         "shapes": [{**line, "x0": t, "x1": t} for t in range(1, tasks)],
     }
     figure = _of_methods(traces, layout, groups)
-    figure["layout"]["hovermode"] = "closest"  # every method has epochs of its own
+    figure["layout"]["hovermode"] = "closest"  # methods differ in their epochs
     return figure
 
 
@@ -292,7 +295,8 @@ def against(rows: Sequence[tuple[str, Stat, Stat]], index: dict[str, int], name:
 
 
 def probing(group: Group) -> Figure | None:
-    """Observed accuracy and that of fresh classifiers over the same features, after each task; None without study."""
+    """Observed accuracy and the accuracy of fresh classifiers on the same features, after each task; None without
+    study."""
     found = studies(group, "probing")
     if not found:
         return None
@@ -330,7 +334,7 @@ def distances(group: Group) -> Figure | None:
 
 
 def new_and_old(group: Group) -> Figure | None:
-    """Mean distance over the classes of the current task, of earlier ones and of all; None without study."""
+    """Mean distance over the classes of the current task, of earlier tasks and of all tasks; None without study."""
     return _parts(group, "tracking", ("new", "old", "all"), {"title": {"text": "distance"}, "rangemode": "tozero"})
 
 
@@ -349,8 +353,8 @@ def same_scale(made: Sequence[Figure]) -> None:
 
 
 def mean_distances(group: Group) -> dict[str, Stat | None]:
-    """Distances of new, old and all classes after the last task, and on average over the tasks from the second on, the
-    first after which something is old; and old minus new after the last. Empty without study."""
+    """Distances of new, old and all classes after the last task, and on average from the second task on, the first with
+    old classes; and old minus new after the last task. Empty without study."""
     found = studies(group, "tracking")
     row: dict[str, Stat | None] = {}
     if found and len(group.runs[0].tasks) > 1:
@@ -370,7 +374,7 @@ def text(name: str) -> Markup:
 
 
 def literal(value: Any) -> Any:
-    """A figure as plotly.js is to draw it. Plotly reads tags in every text, so all that is no `Markup` is escaped."""
+    """A figure for plotly.js. Plotly reads tags in every text, so everything that is not `Markup` is escaped."""
     if isinstance(value, dict):
         return {key: part if key in UNDRAWN else literal(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -379,7 +383,8 @@ def literal(value: Any) -> Any:
 
 
 def legend_rows(groups: Sequence[Group]) -> int:
-    """About how many lines the legend takes on a phone, which is some 40 letters wide; a key takes as much as 6."""
+    """The approximate number of lines of the legend on a phone, which is about 40 letters wide; a key takes as much
+    space as 6."""
     share = [min(1.0, (len(group.label) + 6) / 40) for group in groups]
     lines = [_wrapped(group.label, 34).count("<br>") + 1 for group in groups]
     return math.ceil(sum(n * (1 if part > 0.5 else part) for n, part in zip(lines, share, strict=True)))
@@ -426,7 +431,7 @@ def _series(seeds: Sequence[Sequence[float | None]], name: str, number: int, fir
 
 
 def _precise(point: Stat | None) -> str:
-    """Distances and parameters lie around one: three decimals say more than `show`'s one."""
+    """Distances and parameters are near 1, so three decimals are more useful than the one of `show`."""
     if point is None:
         return "-"
     decimals = 3 if abs(point.mean) < 10 else 1
@@ -434,14 +439,14 @@ def _precise(point: Stat | None) -> str:
 
 
 def _blend(start: str, end: str, share: float) -> str:
-    """The colour that lies this far on the way from one to another (both #rrggbb)."""
+    """The colour at this fraction of the way from one colour to another (both #rrggbb)."""
     pairs = [(int(start[i : i + 2], 16), int(end[i : i + 2], 16)) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
 def _of_methods(traces: list[dict[str, Any]], layout: dict[str, Any], groups: Sequence[Group]) -> Figure:
-    """A figure with a line or bars for each method. With many, the legend stands beside it, a line is picked out by
-    pointing at it, and the page shows no legend where there is no room beside."""
+    """A figure with a line or bars for each method. With many methods, the legend is beside the figure (or hidden if
+    there is no room), and pointing at a line highlights it."""
     if len(groups) <= MOST_BANDS:
         return {"data": traces, "layout": layout | {"hovermode": "x unified"} | LEGEND}
     for trace in traces:
@@ -465,7 +470,8 @@ LEGEND: dict[str, Any] = {
 
 
 def forgotten(run: Run) -> list[float]:
-    """Best score of each task but the last, minus its final score (spec 5.2: the best of the rows before the last)."""
+    """The best score of each task except the last, minus its final score (spec 5.2: the best of the rows before the
+    last)."""
     last = run.matrix[-1]
     best = [max(row[i] for row in run.matrix[i:-1]) for i in range(len(last) - 1)]
     if any(leaf(key) == "fgt_max" and value == "all" for key, value in setting_names(run.config).items()):
@@ -506,8 +512,8 @@ def _heat_map(cells: Sequence[Sequence[float | None]], x: Sequence[object], y: S
 
 
 def _numbers(heat_map: dict[str, Any], decimals: int, zeros: bool = True) -> list[dict[str, Any]]:
-    """The cells' values as text, if there is room. plotly's own cell texts are hard to read on the middle colours;
-    here the page's script sets each number's colour, by its value in `customdata`."""
+    """The cells' values as text, if there is room. plotly's own cell texts are hard to read on the middle colours, so
+    the page's script sets the colour of each number by its value in `customdata`."""
     x, y, cells = heat_map["x"], heat_map["y"], heat_map["z"]
     if len(x) > MOST_ANNOTATED:
         return []

@@ -1,4 +1,4 @@
-"""What is in a model's folder, as plain JSON: its classes or tasks, what it knows of them, and what it takes."""
+"""The content of a model's folder as plain JSON: its classes or tasks, how well it knows them, and its inputs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def inspect_learner(learner: Learner, folder: Path) -> dict[str, Any]:
 
 
 def _class(name: Any, held: int, history: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A class, from the records of the calls that tell of it. Those of older versions have no dates and counts."""
+    """A class, from the records of the calls that mention it. Records of older versions have no dates and counts."""
     own = str(name)
     brought = [call for call in history if own in call["classes"]]
     counts = [call["counts"][own] for call in brought if "counts" in call]
@@ -50,7 +50,7 @@ def _class(name: Any, held: int, history: Sequence[dict[str, Any]]) -> dict[str,
 
 
 def _shares(name: str, history: Sequence[dict[str, Any]]) -> list[float]:
-    """How much of a class was known after each call that asked for it."""
+    """How much of a class was known after each call that measured it."""
     return [float(call["per_class"][name]) for call in history if name in call.get("per_class", {})]
 
 
@@ -60,7 +60,7 @@ def _lost(shares: Sequence[float]) -> float | None:
 
 
 def _call(number: int, history: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A call; `forgetting` is the mean over the classes that an earlier call brought, as far as they were asked for."""
+    """A call; `forgetting` is the mean over the classes of earlier calls, as far as they were measured."""
     call, so_far = history[number - 1], history[:number]
     rates = {float(rate): float(worth) for rate, worth in call.get("rates", {}).items()}
     asked = [_shares(name, so_far) for name in call.get("per_class", {})]
@@ -80,7 +80,7 @@ def _call(number: int, history: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def inspect_run(run: Run) -> dict[str, Any]:
-    """A run folder: its tasks with the scores of each after it was learned and now, and its measures."""
+    """A run folder: its tasks, with their scores after learning and now, and its measures."""
     done, last = len(run.matrix), run.matrix[-1] if run.matrix else ()
     kept = (run.metrics and run.metrics.kept) or ()
     tasks = [
@@ -112,5 +112,5 @@ def inspect_run(run: Run) -> dict[str, Any]:
 
 
 def bytes_on_disk(folder: Path) -> int:
-    """Of all files in a folder; links are not followed."""
+    """The size of all files in a folder; links are not followed."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

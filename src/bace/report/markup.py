@@ -1,8 +1,8 @@
 """Pieces of the report page in HTML.
 
-Every piece is a `Markup` made of a literal and of values, which its `format` and `join` escape; the template escapes
-whatever is no `Markup`. So a value from a file cannot become a tag: forgetting is not possible, only a literal with a
-hole. (ruff's rule S704 refuses a `Markup` made of anything but a literal.)
+Every piece is a `Markup` made from a literal and from values, which its `format` and `join` escape. The template
+escapes everything that is not `Markup`. A value from a file therefore cannot become a tag, even if an escape is
+forgotten. (ruff's rule S704 refuses a `Markup` made from anything but a literal.)
 """
 
 import re
@@ -34,7 +34,7 @@ def scale(unit: str = "%") -> Markup:
 
 
 def grid(members: Sequence[Markup], *, large: bool = False, most: int = MOST_SHOWN, kind: str = "") -> Markup:
-    """Figures side by side: the first `most` (half of that on a phone), the rest when the reader asks for them."""
+    """Figures side by side: the first `most` (half of that on a phone), and the rest when the reader asks for them."""
     classes = f"grid{' large' if large else ''}{f' {kind}' if kind else ''}"
     more = Markup('<p><button type="button" class="more" hidden></button></p>') if len(members) > most // 2 else ""
     form = Markup('<div><div class="{}" data-most="{}">{}</div>{}</div>')
@@ -49,8 +49,8 @@ def sortable(name: str, head: Markup, body: Markup) -> Markup:
 
 
 def heading(name: str | Markup, meaning: str, first: str, arrow: str = "", method: str = "") -> Markup:
-    """A column's heading, a button that sorts by it; without `first` it is a column of names. `method`: whose column
-    it is."""
+    """A column's heading, which is a button that sorts by the column. Without `first` it is a column of names. `method`
+    is the method of the column."""
     kind = Markup(' class="number" data-first="{}"').format(first) if first else ""
     kind += Markup(' data-method="{}"').format(method) if method else ""
     title = Markup(' title="{}"').format(meaning) if meaning else ""
@@ -66,7 +66,7 @@ def table_row(label: str, index: dict[str, int], cells: Iterable[Markup]) -> Mar
 
 
 def cell(cell: Stat | None, kind: str = "", after: str = "", decimals: int | None = None, method: str = "") -> Markup:
-    """A number of a table; `method`: in whose column it stands."""
+    """A number in a table; `method` is the method of its column."""
     whose = Markup(' data-method="{}"').format(method) if method else ""
     if cell is None:
         return Markup('<td class="number" data-value=""{}>-</td>').format(whose)
@@ -80,7 +80,7 @@ def cell(cell: Stat | None, kind: str = "", after: str = "", decimals: int | Non
 
 
 def chip(label: str, index: dict[str, int]) -> Markup:
-    """A method's name behind a piece of its line, in its colour and dashes."""
+    """A method's name after a sample of its line, with its colour and dashes."""
     number = index[label]
     dashes = KEYS[figures.turn(number)]
     return Markup(

@@ -1,4 +1,4 @@
-"""One HTML page for a comparison of runs: nothing is loaded from elsewhere, so it can be mailed or archived."""
+"""One HTML page for a comparison of runs. It loads nothing from elsewhere, so it can be mailed or archived."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -76,7 +76,7 @@ def _lead(made: Sequence[Group], benchmarks: Sequence[str]) -> Markup:
 
 
 def _picker(labels: Sequence[str], index: dict[str, int], *, ranked: bool) -> Markup:
-    """Which of many methods the page shows; it is also the legend that stays in reach."""
+    """The choice of methods that the page shows, if there are many; it is also a legend that stays visible."""
     box = Markup('<label><input type="checkbox" checked value="{}">{}</label>')
     button = Markup('<button type="button" data-first="{}">{}</button>')
     choices = {"all": "all", "0": "none"} | ({"5": "best 5"} if ranked else {})
@@ -111,8 +111,8 @@ def _rendered(content: dict[str, Any]) -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     template = environment.get_template("template.html")
-    # The nonce depends on every letter of the page, so that no text on the page can contain it; and a page made again
-    # from the same runs is the same.
+    # The nonce depends on every letter of the page, so no text on the page can contain it, and a page that is made
+    # again from the same runs is the same.
     nonce = sha256(template.render(content, nonce="").encode()).hexdigest()
     return template.render(content, nonce=nonce)
 

@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """The finished runs behind a row: the same benchmark, method and settings, one run a seed."""
+    """The finished runs behind a row: the same benchmark, method and settings, one run per seed."""
 
     benchmark: str
     method: str
@@ -76,7 +76,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
                 unique, number = f"{label} #{number}", number + 1
             taken.add(unique)
             made.append(Group(benchmark, method, unique, dict(pairs), _one_run_per_seed(same)))
-    # Collected by benchmark, groups of one come together: put them in the order of their first runs.
+    # Groups are collected by benchmark: put them in the order of their first runs.
     position = {run.folder: number for number, run in reversed(list(enumerate(finished)))}
     return sorted(made, key=lambda group: min(position[run.folder] for run in group.runs))
 
@@ -119,7 +119,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
             table.add_column(name, justify="right", no_wrap=True, min_width=max(width, len(name)))
         for line in lines:
             table.add_row(Text(line[0]), *line[1:])
-        # rich would cut digits off in a narrow console: draw as wide as needed, the terminal then breaks the lines.
+        # rich would cut off digits in a narrow console: draw as wide as needed, and the terminal breaks the lines.
         endless = console.options.update(width=10_000)
         width = max(console.width, console.measure(table, options=endless).minimum)
         console.print(Segments(console.render(table, endless.update(width=width))), crop=False, soft_wrap=True)
@@ -136,7 +136,7 @@ def show(point: Stat | None) -> str:
 
 
 def stat(values: Sequence[float | None]) -> Stat | None:
-    """Mean and sample standard deviation, or None unless every value is there."""
+    """Mean and sample standard deviation; None if a value is missing."""
     numbers = [value for value in values if value is not None]
     if not numbers or len(numbers) < len(values):
         return None
@@ -161,7 +161,8 @@ def leaf(key: str) -> str:
 
 
 def _telling(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """For each run of a benchmark, the settings that tell it from the others, under their shortest clear names."""
+    """For each run of a benchmark, the settings that distinguish it from the others, under their shortest clear
+    names."""
     values = [_settings(run) for run in runs]
     every = list(dict.fromkeys(key for own in values for key in own))
     shared = {key for key in every if len({own[key] for own in values if key in own}) > 1}
@@ -209,14 +210,14 @@ def _changed(config: dict[str, Any], values: dict[str, str]) -> list[str]:
     """The hyper-parameters of a run that are not at their default, if its method is known here."""
     try:
         found = find_method(str(setting_names(config)[METHOD]))
-    except (KeyError, ConfigError):  # a method of somebody's own
+    except (KeyError, ConfigError):  # a user's own method
         return []
     defaults = {f"method.{name}": _value(p.default) for name, p in found.hyper_parameters().items()}
     return [key for key, default in defaults.items() if values.get(key, default) != default]
 
 
 def _one_run_per_seed(runs: Iterable[Run]) -> list[Run]:
-    """Sorted by seed. A repeated seed with equal scores counts once; with other scores there is no telling which."""
+    """The runs sorted by seed. A repeated seed with equal scores counts once; with different scores it is an error."""
     seeds: dict[int, Run] = {}
     for run in runs:
         other = seeds.setdefault(run.seed, run)

@@ -1,4 +1,4 @@
-"""The part of the report page that is about one benchmark."""
+"""The section of the report page about one benchmark."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from bace.report.runs import Group, Row, Stat, leaf, setting_names, stat
 
 Published = Mapping[tuple[str, str], tuple[float, float | None]]  # (method, metric) -> mean, deviation
 
-# Column of the table, what it is, and whether more is better.
+# Columns of the table: name, meaning, and whether more is better.
 COLUMNS = (
     ("A_last", "average score over all tasks after the last one (%)", True),
     ("A_avg", "mean of that average over all steps (%)", True),
@@ -27,7 +27,7 @@ COLUMNS = (
     ("seconds", "wall-clock time", False),
 )
 
-# Scores of entities: the name in metrics.json, for the reader, what it is, and whether more is better.
+# Scores of entities: the name in metrics.json, the name on the page, the meaning, and whether more is better.
 ENTITY_SCORES = (
     ("macro_f1", "macro F1", "seqeval's, which makes A_t: mean over all types in the text or predicted", True),
     ("macro_f1_own", "own types", "mean over the task's own types only: a foreign type by itself costs nothing", True),
@@ -37,7 +37,7 @@ ENTITY_SCORES = (
     ("foreign_rate", "foreign", "share of the predicted entities whose type is not the task's", False),
 )
 
-# What a run costs: the name in `Metrics`, for the reader, the unit, and what it is.
+# Costs of a run: the name in `Metrics`, the name on the page, the unit, and the meaning.
 COSTS = (
     ("seconds", "Time", "seconds", "wall-clock time of a whole run"),
     ("passes", "Passes", "passes", "examples that passed the encoder; forward counts 1, forward and backward 3"),
@@ -45,7 +45,7 @@ COSTS = (
     ("kept_mb", "Kept memory", "MB", "networks, statistics and slots held after a task"),
 )
 MOST_GALLERIES = 2
-SHORT_COMMIT = 10  # letters of a commit's name that are enough to find it
+SHORT_COMMIT = 10  # letters of a commit's hash that are enough to find it
 
 
 class Subsection(NamedTuple):
@@ -58,7 +58,7 @@ class Subsection(NamedTuple):
 
 @dataclass
 class Section:
-    """One benchmark: its parts in the order in which they are shown. Each is made if there is something to show.
+    """One benchmark, with its parts in the order in which they are shown. A part without content is left out.
 
     Args:
         made: the methods that ran on it, with their runs.
@@ -68,7 +68,7 @@ class Section:
         anchor: its name within the page.
 
     Attributes:
-        drawn: its figures, by the names that `html` refers to them with.
+        drawn: its figures, by the names that `html` uses for them.
     """
 
     made: Sequence[Group]
@@ -132,7 +132,7 @@ class Section:
         return Markup('<div class="plot {}" data-figure="{}" style="{}"></div>').format(shape, key, style)
 
     def tall(self, kind: str, figure: Figure, labels: Iterable[str]) -> Markup:
-        """A plot with a line of its own for each method, whose label may be broken."""
+        """A plot with a separate line for each method, whose label may be broken."""
         lines = sum(0.9 + 0.9 * (label.count("<br>") + 1) for label in labels)
         return self.plot(kind, figure, "tall", f"--lines: {lines:.1f}rem")
 
@@ -145,7 +145,7 @@ class Section:
         )
 
     def each(self, kind: str, make: Callable[[Group], Figure | None]) -> Markup:
-        """The methods that have this figure, side by side; empty if none has."""
+        """This figure of every method that has it, side by side; empty if none has it."""
         found = [(group, figure) for group in self.made if (figure := make(group)) is not None]
         if not found:
             return NOTHING
@@ -184,7 +184,7 @@ class Section:
 
     def task_by_task(self) -> Subsection:
         aid = (
-            f"Row t is the model after task t, column i its {self.measure} on task i (%{self.mean}): "
+            f"Row t is the model after task t, and column i is its {self.measure} on task i (%{self.mean}): "
             "a column that fades downwards is a task being forgotten; the diagonal is each task right after it was "
             "learned, and its mean from the second task on is A_new."
         )
@@ -205,16 +205,16 @@ class Section:
 
     def probing(self) -> Subsection | None:
         aid = (
-            "What the model's own head gets right (observed) against fresh classifiers, trained on all data of the "
-            f"tasks so far over its frozen features{self.spread}: the gap is knowledge that the head does not reach."
+            "The score of the model's own head (observed) and of fresh classifiers that are trained on its frozen "
+            f"features of all data so far{self.spread}: the gap is knowledge that the head does not use."
         )
         content = self.each("probing", figures.probing)
         return Subsection("Probing", aid, content) if content else None
 
     def distances(self) -> Subsection | None:
         aid = (
-            "Distance between the mean feature of a class and its row in the head. First by task, each line from the "
-            "task's own time on; then over new, old and all classes."
+            "The distance between the mean feature of a class and its row in the head: first for each task, from the "
+            "time when it is learned, then for new, old and all classes."
         )
         by_task, by_age = self.each("distance", figures.distances), self.each("new-old", figures.new_and_old)
         return (
@@ -226,7 +226,7 @@ class Section:
         if not found:
             return None
         aid = (
-            "Each row shows what the last model takes a class for (% of that class); lines part the tasks, "
+            "Each row shows the predictions of the last model for a class (% of that class). Lines separate the tasks, "
             "so colour outside the blocks on the diagonal is confusion between old and new."
         )
         maps = [
@@ -321,7 +321,7 @@ def facts(made: Sequence[Group]) -> Markup:
 
 
 def _memory(config: dict[str, Any]) -> list[str]:
-    """The memory budget, wherever the configuration keeps it."""
+    """The memory budget, from either setting that may hold it."""
     found = [
         value
         for key, value in setting_names(config).items()
@@ -331,7 +331,7 @@ def _memory(config: dict[str, Any]) -> list[str]:
 
 
 def _measure(runs: Sequence[Run]) -> str:
-    """What the percentages are of."""
+    """The name of the measure that the percentages show."""
     said = {run.metrics.score for run in runs if run.metrics is not None and run.metrics.score}
     if len(said) == 1:
         return said.pop()
@@ -339,7 +339,7 @@ def _measure(runs: Sequence[Run]) -> str:
 
 
 def _against(rows: Sequence[Row], published: Published, metric: str) -> list[tuple[str, Stat, Stat]]:
-    """Label, our number and the published one, of the rows that have both."""
+    """Label, our number and the published one, for the rows that have both."""
     found = []
     for row in rows:
         ours, theirs = getattr(row, metric), _printed(row, published, metric)
@@ -349,7 +349,7 @@ def _against(rows: Sequence[Row], published: Published, metric: str) -> list[tup
 
 
 def _printed(row: Row, published: Published, metric: str) -> Stat | None:
-    """The published number of a row: under its whole label, or else its method's name."""
+    """The published number of a row, by its whole label or else by its method's name."""
     found = published.get((row.label, metric)) or published.get((row.method, metric))
     return None if found is None else Stat(*found)
 
@@ -389,7 +389,7 @@ def _meanings(pairs: Iterable[tuple[str, str]]) -> Markup:
 
 
 def _entity_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
-    """Every score of entities, where the runs have them."""
+    """All scores of entities, if the runs have them."""
 
     def score(run: Run, name: str) -> float | None:
         values = [task.get(name) for task in run.metrics.entities] if run.metrics else []
@@ -414,7 +414,7 @@ def _entity_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
 
 
 def _class_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
-    """A row per class, with its task, and a column per method. If there are many, it opens when asked."""
+    """A table with a row per class, with its task, and a column per method. A large table opens on request."""
 
     def score(run: Run, name: str) -> float | None:
         found = run.metrics and (run.metrics.per_class or run.metrics.per_type)
@@ -439,13 +439,13 @@ def _class_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
 
 
 def _tasks_of(run: Run) -> dict[str, int]:
-    """The classes of a run that have scores of their own, with the numbers of their tasks."""
+    """The classes of a run that have their own scores, with the numbers of their tasks."""
     own = MODALITIES[run.modality].own_names if run.modality in MODALITIES else list
     return {name: number for number, task in enumerate(run.tasks, 1) for name in own(list(task.classes))}
 
 
 def _distance_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
-    """The distances of new, old and all classes, where the study has them."""
+    """The distances of new, old and all classes, if the study has them."""
     rows = [(group.label, found) for group in made if (found := figures.mean_distances(group))]
     if not rows:
         return NOTHING
@@ -456,7 +456,7 @@ def _distance_table(made: Sequence[Group], index: dict[str, int]) -> Markup:
 
 
 def _gallery(group: Group, index: dict[str, int]) -> Markup:
-    """The gallery of the first seed that has one: a part that opens for each task, the first of them open."""
+    """The gallery of the first seed that has one, with a collapsible part for each task; the first is open."""
     for run in group.runs:
         tasks = run.studies.get("gallery", {}).get("tasks")
         if tasks:
@@ -507,7 +507,7 @@ def _example(example: dict[str, Any], tag: str) -> Markup:
 
 
 def _skipped(made: Sequence[Group]) -> Markup:
-    """Which studies were not made, and why."""
+    """The studies that were skipped, and why."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for group in made:
         for name, study in group.runs[0].studies.items():

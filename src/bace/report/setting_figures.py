@@ -1,8 +1,8 @@
-"""Figures of settings compared: sweeps of W0, alpha, K, variants of Effect_new, sizes of the memory. (F3, T4: Figure 3
-and Table IV of the paper.)
+"""Figures that compare settings: sweeps of W0, alpha and K, variants of Effect_new, sizes of the memory. (F3 and T4 are
+Figure 3 and Table IV of the paper.)
 
-Plain plotly.js dictionaries, as in figures.py; None where the runs do not have what is to be shown: no study, a study
-that was skipped, nothing that differs.
+They are plain plotly.js dictionaries, as in figures.py, or None if the runs lack the content: there is no study, it was
+skipped, or nothing differs.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from bace.report.runs import Group, Stat, setting_names, show, stat
 Span = Literal["last", "average"]  # after the last task, or the mean over the tasks from the second on
 
 VARIANTS = ("full", "same", "different", "uniform", "random", "reverse")  # of Effect_new
-NEIGHBOURLESS = {"K": "0", "effect_new": "none"}  # what W0 = 1 amounts to: a sample without neighbours
-MEASURES = {  # what a sweep may show: metrics of a run, and what its axis says
+NEIGHBOURLESS = {"K": "0", "effect_new": "none"}  # the equivalent of W0 = 1: a sample without neighbours
+MEASURES = {  # the metrics of a run that a sweep may show, and the titles of its axis
     "A_last": "A_last (%)",
     "A_avg": "A_avg (%)",
     "A_new": "A_new (%)",
@@ -33,7 +33,7 @@ def compared(groups: Sequence[Group]) -> dict[str, Figure]:
     found |= {"K, seconds": sweep(groups, "K", "seconds"), "variants": variants(groups)}
     for method in dict.fromkeys(group.method for group in groups):
         own = [group for group in groups if group.method == method]
-        if len({_memory(group) for group in own}) == len(own):  # nothing but the memory differs
+        if len({_memory(group) for group in own}) == len(own):  # only the memory differs
             found |= {
                 f"{method}, scores by memory": memory_scores(own),
                 f"{method}, distances by memory": memory_distances(own),
@@ -42,15 +42,15 @@ def compared(groups: Sequence[Group]) -> dict[str, Figure]:
     return {caption: figure for caption, figure in found.items() if figure is not None}
 
 
-# -- settings compared
+# -- comparisons of settings
 
 
 def sweep(groups: Sequence[Group], key: str, measure: str = "A_last", baseline: str | None = None) -> Figure | None:
     """A score against the values of a setting, by its short name: W0, alpha, K, size (F7, F8, T4).
 
-    One line for each combination of the other settings; methods without the setting are dotted lines across. With a
-    `baseline` (a value of the setting) differences to it are drawn, seed by seed. For K, runs with W0 = 1 stand at 0.
-    `measure` is one of MEASURES; "seconds" goes with K.
+    There is one line for each combination of the other settings; methods without the setting are dotted horizontal
+    lines. With a `baseline` (a value of the setting), the figure shows differences from it, seed by seed. For K, runs
+    with W0 = 1 are at 0. `measure` is one of MEASURES; "seconds" is for K.
     """
     series, others = _series(groups, key)
     values = sorted({value for line in series.values() for value in line} - {baseline}, key=_number)
@@ -92,7 +92,7 @@ def variants(groups: Sequence[Group], measure: str = "A_last") -> Figure | None:
     room = max(max(drawn) - min(drawn), 1.0)
     layout = {
         "xaxis": {"title": {"text": "Effect_new"}, "type": "category", "showgrid": False},
-        # differences are small against the scores: the axis does not begin at 0
+        # differences are small compared with the scores, so the axis does not begin at 0
         "yaxis": {"title": {"text": MEASURES[measure]}, "range": [max(min(drawn) - room, 0), max(drawn) + room / 2]},
         "hovermode": "x unified",
         "bargap": 0.25,
@@ -104,7 +104,7 @@ def variants(groups: Sequence[Group], measure: str = "A_last") -> Figure | None:
 
 
 def memory_scores(groups: Sequence[Group], span: Span = "last") -> Figure | None:
-    """Probing and observed score, and forgetting, against the memory's size, of one method's groups (F3)."""
+    """Probing and observed score, and forgetting, against the memory's size, for the groups of one method (F3)."""
     return _against_memory(groups, _scores(span), f"{span} score (%), forgetting (points)", decimals=1)
 
 
@@ -120,7 +120,7 @@ def memory_distances(groups: Sequence[Group]) -> Figure | None:
 
 
 def distance_and_scores(groups: Sequence[Group], span: Span = "last") -> Figure | None:
-    """Observed and probing score and forgetting against the feature-embedding distance of all classes; a point for
+    """Observed and probing score and forgetting against the feature-embedding distance of all classes, with a point for
     each size of the memory (F3 a, b)."""
     readers, rows = _scores(span), []
     for group in sorted(groups, key=_memory):
@@ -144,17 +144,17 @@ def distance_and_scores(groups: Sequence[Group], span: Span = "last") -> Figure 
     return {"data": traces, "layout": layout | LEGEND}
 
 
-# -- what they share
+# -- shared functions
 
 
 def _study(run: Run, name: str) -> dict[str, Any] | None:
-    """What a study found in a run; None if there was none, or it was skipped."""
+    """The result of a study in a run; None if the run has no such study or it was skipped."""
     found = run.studies.get(name)
     return found if isinstance(found, dict) and "skipped" not in found else None
 
 
 def _over_steps(values: Sequence[float | None], span: Span) -> float | None:
-    """The last value, or the mean from the second task on: at the first nothing is old yet."""
+    """The last value, or the mean from the second task on, because the first has no old classes."""
     known = [value for value in (values[-1:] if span == "last" else values[1:] or values) if value is not None]
     return fmean(known) if known else None
 
@@ -199,7 +199,7 @@ def _against_memory(
 
 
 def _series(groups: Sequence[Group], key: str) -> tuple[dict[str, dict[str, Group]], list[Group]]:
-    """Groups with the setting, by the rest of their settings and its value; and the groups without it."""
+    """The groups with the setting, by their other settings and its value; and the groups without it."""
     without = NEIGHBOURLESS.get(key)
     neighbourless = [group for group in groups if without and group.settings.get("W0") == "1"]
     series: dict[tuple[tuple[str, str], ...], dict[str, Group]] = {}
@@ -213,7 +213,7 @@ def _series(groups: Sequence[Group], key: str) -> tuple[dict[str, dict[str, Grou
         for rest, line in series.items():
             if without and _rest(group, key, "W0") == tuple(pair for pair in rest if pair[0] != "W0"):
                 line[without] = group
-    # the rest in the label only as far as it tells lines apart
+    # the label contains other settings only as far as they distinguish lines
     told = [pair for rest in series for pair in rest if not all(pair in other for other in series)]
     labels = [", ".join(f"{k}={v}" for k, v in rest if (k, v) in told) for rest in series]
     methods = [next(iter(line.values())).method for line in series.values()]
@@ -232,7 +232,7 @@ def _score(group: Group | None, measure: str) -> Stat | None:
 
 
 def _difference(group: Group | None, other: Group | None, measure: str) -> Stat | None:
-    """Over the seeds that both have."""
+    """The difference over the seeds that both have."""
     if group is None or other is None:
         return None
     theirs = {run.seed: getattr(run.metrics, measure) for run in other.runs}
@@ -262,7 +262,7 @@ def _curve(
 
 
 def _filled(trace: dict[str, Any], x: Sequence[object], points: Sequence[Stat | None], decimals: int) -> dict[str, Any]:
-    """With values, error bars where there are several seeds, and hover texts; a value that is missing is a gap."""
+    """A trace with values, error bars if there are several seeds, and hover texts; a missing value is a gap."""
     spread = [0.0 if point is None or point.std is None else point.std for point in points]
     trace |= {"x": list(x), "y": [None if point is None else point.mean for point in points]}
     trace["customdata"] = [_shown(point, decimals) for point in points]

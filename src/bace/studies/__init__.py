@@ -1,9 +1,9 @@
-"""Studies measure what the paper reports beside accuracy. They do not influence a run: docs/studies.md."""
+"""Studies measure what the paper reports besides accuracy. They do not influence a run: docs/studies.md."""
 
 from bace.core.study import Observation, Skipped, Study
 from bace.studies import bias, gallery, probing, tracking
 
-STUDIES: dict[str, Study] = {  # the names are those of config.StudyName
+STUDIES: dict[str, Study] = {  # config.StudyName lists the same names
     "probing": probing.STUDY,
     "tracking": tracking.STUDY,
     "gallery": gallery.STUDY,

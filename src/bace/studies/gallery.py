@@ -1,4 +1,4 @@
-"""A gallery of neighbours: a few anchors of each task beside their nearest rows, as in the paper's Figures 6 and 12.
+"""A gallery of neighbours: a few anchors of each task with their nearest rows, as in the paper's Figures 6 and 12.
 
 The neighbours are those that the method itself used in the task's last epoch. If it used none, they are the nearest
 training examples of the task in the feature space of the teacher or, without a teacher, of the network.
@@ -18,8 +18,8 @@ from bace.methods.parts.neighbours import NeighbourTable
 from bace.models.backbones import backbone_path
 from bace.randomness import generator
 
-ANCHORS = 3  # shown of each task
-NEIGHBOURS = 5  # where the method does not say how many
+ANCHORS = 3  # anchors shown for each task
+NEIGHBOURS = 5  # number of neighbours if the method does not define it
 LICENCE = "gallery (a study: neighbours of a few examples are shown, fed back to nothing)"
 
 
@@ -84,9 +84,9 @@ def record(source: str, anchors: Tensor, neighbours: Tensor, distances: Tensor) 
 
 
 def collect(records: list[Record], stream: Stream, config: Config) -> Record:
-    """For each task: the network that made the features (`from`), and anchors with `example` id, `label`, `image` (PNG
-    in base64) or `text` (for tokens with the place of the `word`), and `neighbours`, which also have a `distance` and
-    say whether they are of the `same` class."""
+    """For each task: the network that computed the features (`from`), and anchors with `example` id, `label`, `image`
+    (PNG in base64) or `text` (for tokens with the place of the `word`), and `neighbours`, which also have a `distance`
+    and say whether they belong to the `same` class."""
 
     def backbone() -> str:
         return str(backbone_path(config.backbone.name))

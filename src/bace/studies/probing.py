@@ -1,6 +1,6 @@
 """Probing accuracy: the accuracy of a fresh classifier that is trained on the method's features of all data so far.
 
-The observed accuracy is that of the method's own classifier. The gap between the two is what the classifier has
+The observed accuracy belongs to the method's own classifier. The gap between the two is what the classifier has
 forgotten but the encoder has not.
 """
 

@@ -60,8 +60,8 @@ def mean(distances: Tensor) -> float | None:
 
 
 def collect(records: list[Record], stream: Stream, config: Config) -> Record:
-    """Row t of `distance` and `euclidean`: each task's mean after task t. `new`, `old` and `all` classes after each
-    task; `difference`: old minus new after the last task."""
+    """Row t of `distance` and `euclidean` is each task's mean after task t. `new`, `old` and `all` are means over these
+    classes after each task; `difference` is old minus new after the last task."""
     last = records[-1]
     both = last["old"] is not None and last["new"] is not None
     return columns(records) | {"difference": last["old"] - last["new"] if both else None}

@@ -1,4 +1,4 @@
-"""Classifier alignment: heads learned task by task are made to agree on features drawn from the classes' Gaussians.
+"""Classifier alignment: train heads that were learned task by task together, on features drawn from class Gaussians.
 
 Zhang et al., SLCA, ICCV 2023.
 """
@@ -20,15 +20,15 @@ from bace.models.heads import Head
 
 
 class Alignment(Method):
-    """After a task mean and covariance of its classes' features are stored; from the second one on a copy of the head,
-    `aligned`, is then trained on features drawn from all classes. It predicts; the next task goes on from the head.
+    """Store the mean and covariance of each class's features after its task. From the second task on, train a copy of
+    the head, `aligned`, on features drawn from all classes. The copy predicts; the next task continues from the head.
 
     Args:
         align_epochs: epochs of the alignment; 0 leaves it out.
-        align_lr: its learning rate, which falls to 0 by a cosine.
-        samples: features drawn of each class in an epoch, and in a batch of all of them.
-        logit_norm: temperature of the normalised logits; 0 takes the logits as they are.
-        weight_decay: on weights.
+        align_lr: learning rate of the alignment, which falls to 0 along a cosine.
+        samples: number of features drawn for each class in an epoch, and batch size.
+        logit_norm: temperature of the normalised logits; 0 means that logits are not normalised.
+        weight_decay: weight decay of weights.
     """
 
     aligned: Head | None
@@ -67,7 +67,7 @@ class Alignment(Method):
     # -- the alignment
 
     def alignment_stages(self, task: Task) -> list[Stage]:
-        """None in the first task: there is nothing to agree with."""
+        """There is no alignment in the first task, which has only one head."""
         if not (task.index and self.align_epochs):
             return []
         stage = self.stage(
@@ -90,7 +90,7 @@ class Alignment(Method):
         return [stage]
 
     def places(self, task: Task) -> Tensor:  # (samples of all classes,) ids
-        """One for each feature that an epoch draws: batches are made of those, and the ids only count them."""
+        """One id for each feature that an epoch draws. Batches consist of these features; the ids only count them."""
         trained = self.training_examples(task)
         return trained[torch.arange(self.samples * len(self.statistics.observed)) % len(trained)]
 
@@ -107,7 +107,7 @@ class Alignment(Method):
             self.replayed = self.draw(self.now.rng("features"))
 
     def draw(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:  # (samples, width), (samples,)
-        """`samples` features of each class, from N(mu_c, S_c) as `gaussian` gives them, in random order."""
+        """Draw `samples` features of each class from N(mu_c, S_c), as given by `gaussian`, in random order."""
         classes = self.statistics.observed
         features = draw_features((self.gaussian(c) for c in classes), self.samples, rng)
         targets = torch.tensor(classes).repeat_interleave(self.samples).to(features.device)
@@ -115,7 +115,7 @@ class Alignment(Method):
         return features[order].to(self.model.head.weight), targets[order]
 
     def gaussian(self, c: int) -> tuple[Tensor, Tensor]:  # (width,), (width, width)
-        """What is drawn from for a class: its mean, and its covariance, made regular."""
+        """The mean and the regularised covariance from which features of a class are drawn."""
         raise NotImplementedError
 
     def align_loss(self, batch: Batch) -> Tensor:
@@ -140,6 +140,6 @@ class Alignment(Method):
 
 
 def normalised(logits: Tensor, sizes: list[int]) -> Tensor:  # (rows, classes) -> (rows, classes)
-    """z / n, n the mean over tasks of |z_task|, for tasks of these numbers of classes."""
+    """z / n, where n is the mean over tasks of |z_task|, for tasks with these numbers of classes."""
     norms = torch.stack([part.norm(dim=1) for part in logits.split(sizes, 1)])  # (tasks, rows)
     return logits / norms.mean(0).clamp(min=1e-7)[:, None]

@@ -11,11 +11,11 @@ from bace.core.memory import ElasticBuffers
 class ClassStatistics(ElasticBuffers):
     """Count, mean and scatter matrix of each class's features, in double precision.
 
-    They add up: what several parts of the data say of a class, batches, tasks or processes, is what all of it says at
-    once, whatever the parts and their order.
+    They add up: statistics collected in parts (batches, tasks, processes), in any order, equal those of all data at
+    once.
 
     Args:
-        scatter: whether scatter matrices are kept, width^2 numbers a class; otherwise counts and means alone.
+        scatter: whether to keep scatter matrices, width^2 numbers per class; otherwise only counts and means are kept.
     """
 
     counts: Tensor  # (classes,)
@@ -50,7 +50,7 @@ class ClassStatistics(ElasticBuffers):
             self.merge(c, len(own), mean, centred.T @ centred)
 
     def merge(self, c: int, count: float, mean: Tensor, scatter: Tensor) -> None:  # (width,), (width, width)
-        """Add what other rows of class c have given (Chan, Golub, LeVeque, 1979):
+        """Add the statistics of other rows of class c (Chan, Golub, LeVeque, 1979):
         n = a + b;  d = m_b - m_a;  m = m_a + b d / n;  S = S_a + S_b + a b d d^T / n."""
         before = self.counts[c].clone()  # not read, which would wait for a device
         total = before + count
@@ -66,7 +66,7 @@ class ClassStatistics(ElasticBuffers):
                 statistic[c] = 0
 
     def covariance(self, c: int) -> Tensor:  # (width, width)
-        """n - 1 in the denominator; zeros for a class of one row."""
+        """The covariance of a class, with n - 1 in the denominator; zeros for a class with one row."""
         return self.scatter[c] / (self.counts[c] - 1).clamp(min=1)
 
     @property

@@ -75,7 +75,7 @@ def margin_ranking(
     mine = targets < old
     true = scores.gather(1, targets[:, None])
     hardest = scores[:, old:].topk(min(k, scores.shape[1] - old), dim=1).values
-    # a weight, not a choice of rows: how many they are is known to the device only
+    # weights instead of a selection of rows, because only the device knows their number
     return (mine[:, None] * F.relu(margin - true + hardest)).sum() / (mine.sum() * hardest.shape[1]).clamp(min=1)
 
 

@@ -27,9 +27,9 @@ class Drawn:
     probability: Tensor  # (anchors,) with which it was drawn
 
     def carry(self, log_scores: Tensor, passed: Tensor) -> Tensor:  # (anchors, K), (anchors,) -> (anchors, K)
-        """The same numbers, with the gradient of what was passed. A mixture's gradient through neighbour j is
+        """The same numbers, with the gradient of the passed rows. A mixture's gradient through neighbour j is
         r_j grad log S(x_j); through the drawn one it is r_j / q_j grad log S(x_j), whose mean over draws is the sum."""
-        gradient = (passed - passed.detach()) / self.probability  # 0, but for its gradient
+        gradient = (passed - passed.detach()) / self.probability  # 0, with a gradient
         return log_scores.scatter_add(1, self.column[:, None], gradient[:, None])
 
 
@@ -46,7 +46,7 @@ class Neighbourhood:
 
 @dataclass(frozen=True)
 class NeighbourTable:
-    """Every anchor's neighbours and the weights of both, made once per epoch and read batch by batch."""
+    """The neighbours of every anchor and the weights of both, computed once per epoch and read batch by batch."""
 
     anchors: Tensor  # (anchors,) row ids, ascending
     neighbours: Tensor  # (anchors, K) row ids; -1: none
@@ -55,8 +55,8 @@ class NeighbourTable:
     distances: Tensor  # (anchors, K); inf where there is no neighbour
 
     def of(self, rows: Tensor, device: torch.device, draw: torch.Generator | None = None) -> Neighbourhood:
-        """The neighbours of these anchors; one that several anchors share is passed once. With `draw`, one of each
-        anchor's neighbours is drawn, too."""
+        """The neighbours of these anchors. A neighbour that several anchors share is passed once. With `draw`, one of
+        each anchor's neighbours is also drawn."""
         at = torch.searchsorted(self.anchors, rows)
         ids = torch.where(self.neighbours[at] < 0, rows[:, None], self.neighbours[at])  # "none" weighs nothing
         unique, position = torch.unique(ids, return_inverse=True)
@@ -144,8 +144,8 @@ def random_neighbours(
 
 
 class _Search:
-    """Rows, the candidates among them, and how near a candidate is: by its score (the squared distance less that of the
-    query from 0) or its key (the distance), both negative for the farthest, so that lower is always better."""
+    """Rows and the candidates among them. A candidate's score is its squared distance minus |query|^2, and its key is
+    its distance; both are negated in a search for the farthest, so that lower is always better."""
 
     def __init__(
         self,
@@ -169,8 +169,8 @@ class _Search:
         self.candidates = features if len(pool) == rows else features[self.pool]  # (pool, width)
         self.position = torch.full((rows,), -1, device=features.device)  # of each row in the pool
         self.position[self.pool] = torch.arange(len(pool), device=features.device)
-        # Few rows by many columns: the best of a long row cost less to find than those of many short ones and their
-        # merger.
+        # Blocks have few rows and many columns: finding the best of one long row costs less than finding those of many
+        # short rows and merging them.
         self.height = max(block // 4, 1)
         step = block * block // self.height
         self.parts = [slice(start, start + step) for start in range(0, len(pool), step)]
@@ -183,7 +183,7 @@ class _Search:
         row, _ = there.nonzero(as_tuple=True)
         key[there] = self.keys(queries[row], found[there])
         found, key = _rank(found, key, k)
-        # What was not preselected scores no lower than the last one that was: can it still be among the k?
+        # Other candidates score no lower than the last preselected one: can they still be among the k?
         if score.shape[1] == k + SPARE:
             limit = self.sign * (key[:, -1].square() - self.squares[queries]) + self.slack[queries]
             last = score[:, -1]
@@ -237,7 +237,7 @@ class _Search:
             new_found, new_keys = torch.full_like(found, -1), torch.full_like(keys, torch.inf)
             new_found[row, rank], new_keys[row, rank] = index, key
             found, keys = _rank(torch.cat([found, new_found], 1), torch.cat([keys, new_keys], 1), k)
-            if self.sign > 0 and not keys[:, -1].any():  # k duplicates each, of the lowest indices: none can be better
+            if self.sign > 0 and not keys[:, -1].any():  # k duplicates each, with the lowest indices: nothing is better
                 break
         return found, keys
 

@@ -1,4 +1,4 @@
-"""Methods that learn by statistics: a frozen encoder, and one look at every example."""
+"""Methods that learn by statistics: the encoder is frozen, and every example is seen once."""
 
 from torch import Tensor
 
@@ -11,9 +11,9 @@ from bace.models.model import Model
 
 class OnePass(Method):
     """The encoder is frozen, and the features of a task's examples, in clean views, are observed once, whatever the
-    epochs. A method says what it makes of them (`observe`) and how it predicts.
+    number of epochs. A method defines what it learns from them (`observe`) and how it predicts.
 
-    Entities: words labelled O are rows of class 0, in every task or (`learns_o = False`) in the first one only."""
+    Words labelled O are rows of class 0, in every task or (`learns_o = False`) only in the first."""
 
     growing_head = False
     cost = Passes(0, task=1)
@@ -31,7 +31,7 @@ class OnePass(Method):
         self.observe(self.features(batch)[learned], labels[learned])
 
     def features(self, batch: Batch) -> Tensor:  # (rows, width)
-        """In double precision: statistics are inverted."""
+        """The features in double precision, because statistics are inverted."""
         return self.infer([batch]).features.double()
 
     def observe(

@@ -1,4 +1,4 @@
-"""Classes as one vector each: their prototypes, which are mean features, and cosines with them."""
+"""Prototypes (the mean feature of each class) and cosines with them."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ def class_means(
     targets: Tensor,  # (rows,) class ids
     classes: range,
 ) -> Tensor:  # (classes, width)
-    """Zeros for a class without rows."""
+    """The mean feature of each class; zeros for a class without rows."""
     own = (targets == torch.tensor(classes)[:, None]).to(features)  # (classes, rows)
     return own @ features / own.sum(1, keepdim=True).clamp(min=1)
 

@@ -1,4 +1,4 @@
-"""Ridge regression onto the classes: W = argmin |H W - Y|^2 + lambda |W|^2, from sums over rows or row by row."""
+"""Ridge regression on the classes: W = argmin |H W - Y|^2 + lambda |W|^2, from sums over rows or row by row."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LAMBDAS = tuple(10.0**power for power in range(-8, 9))
-ROWS = 1000  # whose random features are held at a time
+ROWS = 1000  # the number of rows whose random features are held at a time
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:  # (rows,) -> (rows, classes)
@@ -19,7 +19,7 @@ def ridge_solution(
     Q: Tensor,  # (width, classes) H^T Y
     lam: float,
 ) -> Tensor:  # (width, classes)
-    """W = (G + lambda I)^-1 Q. A lambda that drowns in the rounding of G is raised to where it is felt."""
+    """W = (G + lambda I)^-1 Q. A lambda that is lost in the rounding of G is raised until it has an effect."""
     felt = max(lam, 10 * torch.finfo(G.dtype).eps * float(G.trace()))
     shifted = G.clone()
     shifted.diagonal().add_(felt)
@@ -33,7 +33,7 @@ def choose_lambda(
     Y: Tensor,  # (rows, classes)
     lambdas: Sequence[float] = LAMBDAS,
 ) -> float:
-    """Solve on the first 80 % of the rows; the lambda with the lowest squared error on the others."""
+    """The lambda with the lowest squared error on the last 20 % of the rows, solved on the first 80 %."""
     fit = int(0.8 * len(x))
     solutions = solve(expand, x[:fit], Y[:fit], lambdas)
     errors = torch.zeros(len(lambdas), dtype=torch.float64)
@@ -49,7 +49,7 @@ def solve(
     Y: Tensor,  # (rows, classes)
     lambdas: Sequence[float],
 ) -> list[Tensor]:  # (width, classes) for each lambda
-    """(H^T H + lambda I)^-1 H^T Y, or with fewer rows than columns by a smaller matrix: H^T (H H^T + lambda I)^-1 Y."""
+    """(H^T H + lambda I)^-1 H^T Y; with fewer rows than columns by a smaller matrix, H^T (H H^T + lambda I)^-1 Y."""
     width = expand(x[:1]).shape[1]
     if len(x) < width:
         H = expand(x)
@@ -67,7 +67,7 @@ def add_products(
     x: Tensor,  # (rows, features)
     Y: Tensor,  # (rows, classes)
 ) -> None:
-    """G <- G + H^T H;  Q <- Q + H^T Y: sums, which add up over parts of the data."""
+    """G <- G + H^T H;  Q <- Q + H^T Y. These sums add up over parts of the data."""
     for rows, labels in zip(x.split(ROWS), Y.split(ROWS), strict=True):
         H = expand(rows)
         G.addmm_(H.T, H)
@@ -80,7 +80,7 @@ def without(
     alpha: float,
 ) -> Tensor:  # (inputs, inputs)
     """P - K (alpha I + R^T K)^-1 K^T with K = P R: for each column r of R, P <- P - k k^T / (alpha + r^T k), k = P r.
-    From the identity, and with one alpha for all, the columns stored so far make it (I + R R^T / alpha)^-1."""
+    Starting from the identity with one alpha, the result is (I + R R^T / alpha)^-1 for all columns R stored so far."""
     K = P @ R
     ridge = alpha * torch.eye(R.shape[1], dtype=R.dtype, device=R.device)
     V: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(ridge + R.T @ K), K.T, upper=False)

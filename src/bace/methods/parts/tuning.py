@@ -1,4 +1,4 @@
-"""Tuning what was added to a frozen encoder on one task, by a head that serves for nothing else.
+"""Tuning the additions to a frozen encoder on one task, with a head that is used for nothing else.
 
 Methods for pre-trained encoders do this on the first task only (APER, RanPAC) or on every task (EASE, MOS).
 """
@@ -19,12 +19,12 @@ from bace.models.additions import Additions
 from bace.models.heads import CosineHead
 from bace.randomness import generator
 
-SMALLEST_BATCH = 8  # to which batches are cut where a task has too few steps
+SMALLEST_BATCH = 8  # the limit to which batches shrink if a task has too few steps
 
 
 def begin_tuning(method: Method, task: Task, additions: Additions, sigma: float = 1.0) -> None:
-    """For `Method.grow`: one more set of additions, and a cosine head of the task's classes, whose scale starts at
-    `sigma`, in place of the model's head."""
+    """For `Method.grow`: add a set of additions, and replace the model's head by a cosine head for the task's classes
+    whose scale starts at `sigma`."""
     seed, device = method.now.seed, method.stream.device
     additions.grow(generator(seed, "additions", task.index), device)
     head = CosineHead(method.model.encoder.width, sigma).to(device)
@@ -35,8 +35,8 @@ def begin_tuning(method: Method, task: Task, additions: Additions, sigma: float 
 def tuning_stage(
     method: Method, task: Task, additions: Additions, *, epochs: int, lr: float, batch_size: int, **changes: Any
 ) -> Stage:
-    """The newest set and the head by cross-entropy over the task's classes: SGD with momentum 0.9 and weight decay 5e-4
-    at a learning rate that falls to 0 by a cosine."""
+    """A stage that trains the newest set and the head with cross-entropy over the task's classes, by SGD with momentum
+    0.9, weight decay 5e-4 and a learning rate that falls to 0 along a cosine."""
     fields: dict[str, Any] = {
         "name": "tune",
         "loss": lambda batch: local_cross_entropy(method, task, batch),
@@ -53,7 +53,7 @@ def tuning_stage(
 
 
 def local_cross_entropy(method: Method, task: Task, batch: Batch) -> Tensor:
-    """CE over the classes of this task alone, which are all that the head has."""
+    """CE over the classes of this task; the head has no others."""
     return F.cross_entropy(method.model(batch).logits, batch.targets - task.classes.start)
 
 
@@ -71,7 +71,8 @@ def cosine(epochs: int) -> Callable[[float], float]:
 def long_stage(
     method: Method, task: Task, *, epochs: int, batch_size: int, least: int, falls: bool = False, **fields: Any
 ) -> Stage:
-    """A stage of at least `least` steps without weight decay. Its rate is constant, or falls to 0 by a cosine."""
+    """A stage of at least `least` steps without weight decay. Its learning rate is constant or falls to 0 along a
+    cosine."""
     epochs, batch_size = enough_steps(len(method.training_examples(task)), epochs, batch_size, least)
     schedule = cosine(epochs) if falls else lambda done: 1.0
     named: dict[str, Any] = {"name": "tune", "weight_decay": 0.0, "schedule": schedule}
