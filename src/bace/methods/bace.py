@@ -168,7 +168,7 @@ class BaCE(HoldOut):
                 self.bank = self.first_scores(examples, out.features)
 
     def teach_memory(self) -> None:
-        """Pass the memory through the teacher once, if steps show its examples in one view and draw more than it has."""
+        """Pass the memory through the teacher once, if its views repeat and steps draw more examples than it has."""
         self.remembered_rows = NO_IDS
         if self.teacher is not None and self.lambda_mse and self.replay_repeats:
             examples = self.memory.examples.unique()
