@@ -298,6 +298,13 @@ def test_a_foreign_name_for_the_loopback_is_refused(services: Any) -> None:
     assert ask(services("image").port, "/classes", headers={"Host": "localhost"})[0] == 200
 
 
+def test_a_text_is_never_looked_up_as_a_file(services: Any, tmp_path: Path) -> None:
+    there, missing = tmp_path / "there.png", tmp_path / "missing.png"
+    there.write_bytes(grey())
+    for text in (there, missing):
+        assert len(services("text").predictions(inputs(str(text)), JSON)) == 1
+
+
 # -- passed together
 
 

@@ -164,7 +164,8 @@ def as_inputs(
     Pictures: an array or tensor (examples, height, width), with channels last or second, of integers in 0..255 or
     floats in 0..1; or a list of PIL pictures, of arrays, or of paths. Where both layouts fit (three channels and three
     columns), NumPy arrays are taken as channels-last, tensors as channels-second. A list of strings is a list of texts,
-    unless all of them end like a picture's file name or `modality` is "image". Lists of words are sentences.
+    unless all of them end like a picture's file name or `modality` is "image". With `modality` "text" they are texts
+    whatever they say, and nobody looks for files of that name. Lists of words are sentences.
     """
     check_options(pictures)
     asked = None if modality is None else find_modality(modality)
@@ -178,22 +179,12 @@ def as_inputs(
     items = list(inputs) if array is None else []
     if array.shape[:1] == (0,) if array is not None else not items:
         raise DataError(f"there are no examples: the {'list' if array is None else 'array'} is empty.")
-    named = array is None and MODALITIES["image"].recognises(items) and is_file(items[0])
-    if named and asked and not asked.picture_input:
-        raise DataError(f"these are pictures, and this model takes {asked.plural}: choose another model for them")
     recognised = (known for known in MODALITIES.values() if known.recognises(items if array is None else array))
     found = asked or next(recognised, MODALITIES["image"])  # pictures say best what is wrong with anything else
     if array is not None:
         return found, found.from_array(array, pictures)
     column = found.input_names[0]
     return found, cast(InMemory, found.read(in_memory(items, column), [column], range(len(items)), pictures))
-
-
-def is_file(name: str) -> bool:
-    try:
-        return Path(name).is_file()
-    except OSError:  # too long for a name
-        return False
 
 
 def unlabelled(
