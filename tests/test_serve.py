@@ -32,7 +32,7 @@ from bace.errors import DataError
 from bace.serving.batching import Batcher, Overloaded
 from bace.serving.examples import MOST_LETTERS, Limits
 from bace.serving.served import Served, Watched
-from bace.serving.server import LOOPBACK, listen, make_app
+from bace.serving.server import LOOPBACK, listen, make_app, own_names
 
 pytestmark = pytest.mark.xdist_group("serve")  # one server of each modality for all
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
@@ -293,9 +293,35 @@ def test_broken_bodies_never_fail_the_server(services: Any, files: list[bytes]) 
         assert ask(services(modality).port, "/health")[0] == 200
 
 
-def test_a_foreign_name_for_the_loopback_is_refused(services: Any) -> None:
-    assert ask(services("image").port, "/classes", headers={"Host": "evil.example"})[0] == 400
-    assert ask(services("image").port, "/classes", headers={"Host": "localhost"})[0] == 200
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        *((name, 200) for name in ("localhost", "LocalHost:8000", "127.0.0.1:1", "[::1]", "[::1]:8000")),
+        *((name, 400) for name in ("evil.example", "evil.example:8000", "localhost.evil.example", "[::2]:8000", "")),
+    ],
+)
+def test_a_foreign_name_for_the_loopback_is_refused(services: Any, name: str, status: int) -> None:
+    found, answer = ask(services("image").port, "/classes", headers={"Host": name})
+    assert found == status, answer
+    assert status == 200 or "this server is called 127.0.0.1 or localhost" in answer["detail"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2", "::1", "0:0:0:0:0:0:0:1"])
+def test_the_loopback_has_its_own_names_in_both_kinds_of_addresses(host: str) -> None:
+    if ":" in host and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with closing(listen(host, 0)) as listening:
+        names = own_names(listening.getsockname()[0])
+    assert set(names) >= {"127.0.0.1", "localhost", "[::1]"}
+    assert own_names("0.0.0.0") == own_names("::") == own_names("192.0.2.1") == ()
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_a_text_is_never_looked_up_as_a_file(services: Any, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """A model behind HTTP: what the server answers, and to whom."""
 
 import asyncio
+import ipaddress
 import logging
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -16,8 +18,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bace.errors import BaceError, ConfigError
 from bace.learner import Learner
@@ -26,7 +29,7 @@ from bace.serving.batching import Batcher, Overloaded
 from bace.serving.examples import Limits, Refused, from_files, from_json, is_json, read_body, read_files
 from bace.serving.served import Watched
 
-LOOPBACK = ("127.0.0.1", "localhost")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")  # its names, as a request writes them
 MOST_CONNECTIONS = 1024
 PAGES = Path(__file__).parent
 POLICY = (
@@ -152,7 +155,7 @@ def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple
         title="bace", version=version("bace-cil"), description=about, docs_url=None, redoc_url=None, lifespan=life
     )
     if hosts:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+        app.add_middleware(OwnNames, names=hosts)
     add_refusals(app)
     add_pages(app)
     add_predictions(app, watched, batcher, limits)
@@ -243,6 +246,29 @@ def add_pages(app: FastAPI) -> None:
         app.add_api_route(path, page, include_in_schema=False, response_class=HTMLResponse, response_model=None)
 
 
+class OwnNames:
+    """Refuses requests that call the server by another name than one of these."""
+
+    def __init__(self, app: ASGIApp, names: tuple[str, ...]) -> None:
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            called = re.sub(r":[0-9]*$", "", Headers(scope=scope).get("host", "")).lower()  # without the port
+            if called not in self.names:
+                reason = f"this server is called {' or '.join(self.names)}, not {called!r:.100}"
+                await JSONResponse({"detail": reason}, 400)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def own_names(host: str) -> tuple[str, ...]:
+    """By which names a server at this address may be called; none: by any, as it is not the loopback's."""
+    if not ipaddress.ip_address(host).is_loopback:
+        return ()
+    return tuple(dict.fromkeys([*LOOPBACK, f"[{host}]" if ":" in host else host]))
+
+
 def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -267,8 +293,7 @@ def serve(
     with closing(listen(*address)) as listening:
         watched = Watched(folder, open_model, watch)
         host, port = listening.getsockname()[:2]
-        hosts = LOOPBACK if host in LOOPBACK else ()
-        app = make_app(watched, Batcher(batch), Limits(max_body, max_examples), hosts=hosts)
+        app = make_app(watched, Batcher(batch), Limits(max_body, max_examples), hosts=own_names(host))
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=5
         )
