@@ -201,7 +201,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     remembered = Remembered()
-    Encoder.forward = lambda encoder, inputs, taps=False: remembered.forward(encoder, inputs, taps)
+    Encoder.forward = lambda encoder, inputs, taps=False, pooled=False: remembered.forward(encoder, inputs, taps)
     warnings.simplefilter("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     cells = results()

@@ -168,7 +168,8 @@ ROWS: list[Row] = [
     run("a backbone folder that is missing", "--backbone {tmp}/none", "{tmp}/none", "not a file or folder"),
     run("a backbone folder without a model", "--backbone {data}/texts", "{data}/texts", "config.json"),
     # run folders
-    run("a run folder in use", "--out {run}", "{run}", "already in use", "--out", "--resume"),
+    run("a folder of another run", "--out {run} --seed 9", "{run}' holds a run with other settings", "--out"),
+    run("a folder of something else", "--out {data}", "{data}' is already in use", "--out", "--resume"),
     run("a file for a run folder", "--out {run}/run.json", "run.json' is already in use"),
     run("a run folder that cannot be made", "--out {run}/run.json/x", "cannot be made", "choose another"),
     cli("resume of no run", "run --resume {data}", "{data}", "not a run folder", "run.json"),

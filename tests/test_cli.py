@@ -388,7 +388,26 @@ def test_a_stopped_run_is_continued_to_the_same_result(
     assert Path("stopped/log.jsonl").read_text() == Path("straight/log.jsonl").read_text()
 
 
-# -- without --out
+# -- the same command again
+
+
+def test_the_same_command_with_out_shows_what_is_finished_and_continues_what_is_not(
+    tiny: Any, my_method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", *flags(tiny, "image", method=my_method), "--out", "mine"]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    stamp = Path("mine/metrics.json").stat().st_mtime_ns
+    assert main(words) == 0
+    again = capsys.readouterr()
+    assert "kept in mine, finished before" in again.err
+    assert again.out == said.out
+    assert Path("mine/metrics.json").stat().st_mtime_ns == stamp
+    Path("mine/metrics.json").unlink()  # as if it had been killed at its end
+    assert main(words) == 0
+    assert "kept in mine, continued" in capsys.readouterr().err
+    assert main([*words, "--train.epochs", "1"]) == 2
+    assert "holds a run with other settings (train.epochs)" in capsys.readouterr().err
 
 
 def test_a_run_without_out_is_kept_in_a_folder_that_is_said_at_the_start(

@@ -1,6 +1,7 @@
 """A model that was exported to one file gives the learner's scores without bace."""
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bace.errors import ConfigError
 from bace.methods import METHODS
 from bace.serving.export import export, sample
 
+INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask"}  # of the file, and of tokenizers' encodings
 CASES = [(method.title, sorted(method.modalities)[0]) for method in METHODS if method.not_exportable is None]
 
 
@@ -68,6 +70,10 @@ def test_the_exported_program_gives_the_learner_s_scores(
     x = shown_examples(tiny, modality)[0]
     inputs = encoder_inputs(learner, x)
     program = loaded[0].module()
+    with zipfile.ZipFile(tmp_path / "model.pt2") as packed:
+        held = {Path(name).name for name in packed.namelist()}
+    assert "bace.json" in held
+    assert ("tokenizer.json" in held) == (modality != "image")
     names = ("pixel_values", "input_ids", "attention_mask")
     found = program(**{name: inputs[name] for name in names if name in inputs})
     if modality != "token":
@@ -94,6 +100,26 @@ def test_onnxruntime_gives_the_learner_s_scores(tiny: Any, tmp_path: Path, metho
         assert found.shape[0] == examples
         assert found.shape[-1] == len(noted["classes"])
         assert np.isfinite(found).all()
+    if modality != "image":
+        assert_needs_nothing_else(session, learner, shown_examples(tiny, modality)[0])
+
+
+def assert_needs_nothing_else(session: Any, learner: bace.Learner, x: list[Any]) -> None:
+    """The file, onnxruntime and tokenizers are enough for the scores of texts and sentences as they are."""
+    tokenizers = pytest.importorskip("tokenizers")
+    about = session.get_modelmeta().custom_metadata_map
+    tokenizer = tokenizers.Tokenizer.from_str(about["tokenizer.json"])
+    sentences = learner.modality == "token"
+    if not sentences:
+        x = [*x, "w1 w2 " * 200]  # longer than the model reads
+    encoded = tokenizer.encode_batch(x, is_pretokenized=sentences)
+    assert len({len(text.ids) for text in encoded}) == 1
+    given = {name: np.array([getattr(text, of) for text in encoded]) for name, of in INPUTS.items()}
+    [found] = session.run(None, given)
+    for i, (expected, text) in enumerate(zip(learner.scores(x), encoded, strict=True)):
+        first = {word: place for place, word in reversed([*enumerate(text.word_ids)]) if word is not None}
+        own = found[i][[first[word] for word in range(len(x[i]))]] if sentences else found[i]
+        np.testing.assert_allclose(own, expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
 def test_the_command_writes_the_model_of_a_run(tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

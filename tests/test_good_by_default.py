@@ -201,7 +201,16 @@ def test_the_calibration_error_of_a_hand_made_case() -> None:
 def test_scores_that_are_all_right_give_a_finite_temperature() -> None:
     scores = torch.eye(3).repeat(4, 1) * 5
     temperature = fit_temperature(scores, torch.arange(3).repeat(4))
-    assert 0.1 < temperature < 10  # Platt's targets: not the smallest of the search
+    assert 0.1 < temperature < 10  # one of n + 2 is taken as wrong: not the smallest of the search
+    assert fit_temperature(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)) == 1  # one class: nothing to fit
+
+
+def test_classes_that_are_far_off_do_not_change_the_temperature() -> None:
+    rng = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(200, 3, generator=rng, dtype=torch.float64)
+    far = torch.full((200, 5), -1000.0, dtype=torch.float64)
+    targets = logits.argmax(1)
+    assert fit_temperature(torch.cat([logits, far], 1), targets) == fit_temperature(logits, targets) < 2
 
 
 def test_what_looks_like_no_known_class_is_unknown(taught: bace.Learner) -> None:

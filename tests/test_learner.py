@@ -66,6 +66,25 @@ def test_whole_numbers_come_back_as_the_numbers_they_were(tiny: Any, tmp_path: P
     assert bace.Learner.load(tmp_path).predict(x) == predicted
 
 
+def test_names_are_of_the_kind_of_the_first_call(tiny: Any, tmp_path: Path) -> None:
+    first, second = training_examples(tiny, "image", (0, 1))[0], training_examples(tiny, "image", (2,))[0]
+    for name in ("2", "-10"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.fromarray(second[0]).save(tmp_path / "pictures" / name / "1.png")
+    numbers = learner(tiny).partial_fit(first, [0] * 10 + [11] * 10)
+    for strange in ("cat", "02", "-0"):
+        with pytest.raises(DataError, match=rf"class '{strange}' is no whole number, .* are \(0, 11\): give it"):
+            numbers.partial_fit(second, [strange] * 10)
+    numbers.partial_fit(tmp_path / "pictures")  # names of folders
+    assert sorted(numbers.classes_) == [-10, 0, 2, 11]
+    numbers.save(tmp_path / "model")
+    assert {type(name) for name in bace.Learner.load(tmp_path / "model").predict(first)} == {int}
+    strings = learner(tiny).partial_fit(first, ["ant"] * 10 + ["7"] * 10).partial_fit(second, [8] * 10)
+    assert sorted(strings.classes_) == ["7", "8", "ant"]
+    mixed = learner(tiny).partial_fit(first, ["ant"] * 10 + [7] * 10)
+    assert sorted(mixed.classes_) == ["7", "ant"]
+
+
 def test_strings_stay_strings_even_if_they_look_like_numbers(tiny: Any) -> None:
     x, _ = training_examples(tiny, "image", (0, 1))
     own = learner(tiny).partial_fit(x, ["07"] * 10 + ["é a"] * 10)

@@ -32,11 +32,11 @@ from bace.errors import DataError
 from bace.serving.batching import Batcher, Overloaded
 from bace.serving.examples import MOST_LETTERS, Limits
 from bace.serving.served import Served, Watched
-from bace.serving.server import LOOPBACK, listen, make_app
+from bace.serving.server import LOOPBACK, listen, make_app, own_names
 
 pytestmark = pytest.mark.xdist_group("serve")  # one server of each modality for all
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
-LIMITS = Limits(body=100_000, examples=20)
+LIMITS = Limits(body=100_000, examples=20, total=150_000)
 EVIL = "<img src=x onerror=window.hit=1>"
 JSON = {"Content-Type": "application/json"}
 PLAIN = {"Content-Type": "text/plain; charset=utf-8"}
@@ -181,7 +181,7 @@ def test_classes_health_and_the_description_are_told(services: Any) -> None:
     service = services("image")
     status, found = ask(service.port, "/classes")
     assert (status, found["classes"], found["modality"]) == (200, service.learner.classes_, "image")
-    assert found["limits"] == {"body": LIMITS.body, "examples": LIMITS.examples}
+    assert found["limits"] == {"body": LIMITS.body, "examples": LIMITS.examples, "total": LIMITS.total}
     status, found = ask(service.port, "/health")
     assert (status, found["status"], found["classes"], found["waiting"]) == (200, "ok", 2, 0)
     _, found = ask(service.port, "/openapi.json")
@@ -293,9 +293,66 @@ def test_broken_bodies_never_fail_the_server(services: Any, files: list[bytes]) 
         assert ask(services(modality).port, "/health")[0] == 200
 
 
-def test_a_foreign_name_for_the_loopback_is_refused(services: Any) -> None:
-    assert ask(services("image").port, "/classes", headers={"Host": "evil.example"})[0] == 400
-    assert ask(services("image").port, "/classes", headers={"Host": "localhost"})[0] == 200
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        *((name, 200) for name in ("localhost", "LocalHost:8000", "127.0.0.1:1", "[::1]", "[::1]:8000")),
+        *((name, 400) for name in ("evil.example", "evil.example:8000", "localhost.evil.example", "[::2]:8000", "")),
+    ],
+)
+def test_a_foreign_name_for_the_loopback_is_refused(services: Any, name: str, status: int) -> None:
+    found, answer = ask(services("image").port, "/classes", headers={"Host": name})
+    assert found == status, answer
+    assert status == 200 or "this server is called 127.0.0.1 or localhost" in answer["detail"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2", "::1", "0:0:0:0:0:0:0:1"])
+def test_the_loopback_has_its_own_names_in_both_kinds_of_addresses(host: str) -> None:
+    if ":" in host and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with closing(listen(host, 0)) as listening:
+        names = own_names(listening.getsockname()[0])
+    assert set(names) >= {"127.0.0.1", "localhost", "[::1]"}
+    assert own_names("0.0.0.0") == own_names("::") == own_names("192.0.2.1") == ()
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_text_is_never_looked_up_as_a_file(services: Any, tmp_path: Path) -> None:
+    there, missing = tmp_path / "there.png", tmp_path / "missing.png"
+    there.write_bytes(grey())
+    for text in (there, missing):
+        assert len(services("text").predictions(inputs(str(text)), JSON)) == 1
+
+
+def test_bytes_of_all_requests_together_are_limited(services: Any) -> None:
+    """A request that stops in the middle of its body holds what has come of it until it is gone."""
+    service = services("text")
+
+    def wait_for_held(wanted: int) -> None:
+        deadline = time.monotonic() + 30
+        while (held := ask(service.port, "/health")[1]["held"]) != wanted:
+            assert time.monotonic() < deadline, held
+            time.sleep(0.02)
+
+    wait_for_held(0)
+    body = inputs("w1 " * 30_000)
+    with closing(socket.create_connection(("127.0.0.1", service.port))) as slow:
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        slow.sendall(head.encode() + body[:80_000])
+        wait_for_held(80_000)
+        status, answer = ask(service.port, "/predict", body, JSON)
+        assert (status, "80,000" in answer["detail"], "150,000" in answer["detail"]) == (503, True, True)
+        assert len(service.predictions(inputs("w1"), JSON)) == 1  # which fits
+        wait_for_held(80_000)
+    wait_for_held(0)
+    assert len(service.predictions(body, JSON)) == 1
 
 
 # -- passed together
@@ -440,6 +497,8 @@ def test_the_command_says_what_is_wrong(
     assert "choose another --port" in capsys.readouterr().err
     assert main(["serve", folder, "--batch", "0"]) == 2
     assert "--batch is 0" in capsys.readouterr().err
+    assert main(["serve", folder, "--max_total", "8"]) == 2
+    assert "--max_total is 8: it must be at least 16 (--max_body)" in capsys.readouterr().err
     assert main(["serve", str(tmp_path), "--port", "0"]) == 2
     assert "neither a run folder nor" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "bace.serving.server", None)

@@ -17,7 +17,7 @@ from PIL import Image
 from bace.data.modalities import MODALITIES
 from bace.data.modalities.token import iob2
 from bace.data.modality import Table
-from bace.data.table import as_inputs, from_arrays, read
+from bace.data.table import as_inputs, from_arrays, from_records, read, unlabelled
 from bace.errors import ConfigError, DataError
 
 DATA = Path(os.environ.get("BACE_DATA") or Path(__file__).parents[1] / ".." / "shared" / "data")
@@ -125,7 +125,8 @@ def test_tokens_of_parquet_take_their_types_from_the_label_list_in_its_order(tmp
         {"tokens": [["a", "b", "c"], [], ["d"]], "ner_tags": [[1, 2, 0], [], [4]]},
         {"tokens": {"feature": STRING, "_type": "List"}, "ner_tags": tags},
     )
-    table = read(tmp_path)
+    with pytest.warns(UserWarning, match="1 of 3 sentences are empty and left out: row 1"):
+        table = read(tmp_path)
     assert table.modality.name == "token"
     assert table.inputs == [["a", "b", "c"], ["d"]]  # the sentence without words is left out
     assert table.labels == [["B-ZIP", "I-ZIP", "O"], ["B-ART"]]
@@ -150,7 +151,8 @@ def test_integer_tags_without_names_take_label_names(tmp_path):
 def test_texts_of_several_columns_are_joined_and_integers_sort_by_value(tmp_path):
     columns = {"title": ["t1", "t2", "t3"], "content": ["c1", "", "c3"], "label": [10, 2, 2]}
     path = parquet(tmp_path / "all.parquet", columns)
-    assert read(path).inputs == ["c1", "", "c3"]  # content is the likelier name
+    with pytest.warns(UserWarning, match="1 of 3 texts are empty"):
+        assert read(path).inputs == ["c1", "c3"]  # content is the likelier name
     table = read(path, input_column=["title", "content"])
     assert table.inputs == ["t1 c1", "t2", "t3 c3"]
     assert (table.labels, table.names) == (["10", "2", "2"], ["2", "10"])
@@ -542,12 +544,28 @@ def test_pictures_without_folders_of_classes_are_said_to_be_so(tmp_path, inside)
         read(tmp_path)
 
 
-def test_a_text_model_refuses_the_names_of_pictures(tmp_path):
+def test_a_text_is_a_text_though_a_picture_has_its_name(tmp_path):
     path = tmp_path / "1.png"
     path.write_bytes(png(picture(0)))
-    with pytest.raises(DataError, match="these are pictures, and this model takes texts"):
-        as_inputs([str(path)], modality="text")
-    assert as_inputs(["no file but a text about 1.png"], modality="text")[1] == ["no file but a text about 1.png"]
+    assert as_inputs([str(path)], modality="text")[1] == [str(path)]
+
+
+def test_empty_texts_are_left_out_with_a_warning_that_says_where_they_are(tmp_path):
+    path = write(tmp_path / "t.csv", "text,label\na,x\n,x\nb,y\n \t,y\n")
+    with pytest.warns(UserWarning, match=r"/t\.csv: 2 of 4 texts are empty and left out: line 3, line 5$"):
+        table = read(path)
+    assert (table.inputs, table.labels, table.names) == (["a", "b"], ["x", "y"], ["x", "y"])
+    with pytest.warns(UserWarning, match="memory: 1 of 2 texts are empty and left out: example 1"):
+        assert len(from_records([{"text": "a", "label": "x"}, {"text": "", "label": "x"}])) == 1
+    predicted = unlabelled(path, MODALITIES["text"])
+    assert [text for _, text in predicted] == ["a", "", "b", " \t"]  # every row
+
+
+def test_a_class_of_empty_texts_alone_is_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"t\.csv: class 'y' has only empty texts \(line 3\)\. Fill them in or remove"):
+        read(write(tmp_path / "t.csv", "text,label\na,x\n,y\n"))
+    with pytest.raises(DataError, match=r"u\.csv: all texts are empty"):
+        read(write(tmp_path / "u.csv", "text,label\n ,x\n"))
 
 
 @pytest.mark.parametrize("column", ["input_column", "label_column"])
@@ -836,7 +854,8 @@ def test_texts_and_sentences_in_memory():
         (["a", "b"], ["x", float("nan")], "example 1: the label is missing"),
         (["a", 5], ["x", "y"], "example 1: 'text' is 5"),
         ([["a", "b"]], [["O"]], "example 0: 2 words but 1 tags"),
-        ([["a"], []], [["O"], []], "example 1: the sentence has no words"),
+        (["a", " ", ""], ["x", "y", "z"], "example 1: there are no words in it. 2 of 3 texts are empty: remove them"),
+        ([["a"], []], [["O"], []], "example 1: there are no words in it. 1 of 2 sentences"),
         ([["a"]], [["PER"]], "example 0: 'PER' is not an IOB tag"),
         ([], [], "no examples"),
         (np.zeros((0, 4, 4), np.uint8), [], "no examples"),

@@ -2,6 +2,7 @@
 scores with hand-computed numbers."""
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import bace
 from bace.config.parse import config_from
+from bace.core.stream import Stream
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
@@ -31,10 +33,19 @@ class Fixed(nn.Module):
         return Output(self.logits, self.logits)
 
 
-def rectifier(logits: Any, score: str = "prob", **statistics: Any) -> Any:
+@dataclass
+class Classes:
+    """What a prediction reads of a stream."""
+
+    forgotten: tuple[int, ...]
+    eligible = Stream.eligible
+
+
+def rectifier(logits: Any, score: str = "prob", forgotten: tuple[int, ...] = (), **statistics: Any) -> Any:
     """A method with statistics by hand: classes 0 and 1 came with task 0, 2 with task 1, 3 and 4 with task 2."""
     method: Any = IL2M(score=score)  # type: ignore[arg-type]
     method.model = Fixed(logits)
+    method.stream = Classes(forgotten)
     method.learned = torch.tensor([0, 0, 1, 2, 2])
     for name, values in statistics.items():
         setattr(method, name, torch.tensor(values, dtype=torch.float64))
@@ -97,6 +108,16 @@ def test_rows_with_an_old_class_on_top_are_untouched_and_new_scores_never_change
     assert (scores[old_on_top] == z[old_on_top]).all()
     assert (scores[:, 3:] == z[:, 3:]).all()
     assert (scores[~old_on_top, :3] != z[~old_on_top, :3]).all()
+
+
+def test_a_forgotten_class_is_never_on_top() -> None:
+    """Class 4 is new and has the highest logit. If it is forgotten, the old class 0 wins the first row, which then
+    stays as it is, and the new class 3 the second one."""
+    logits = [[2.0, 0.0, 0.0, 1.0, 3.0], [0.0, 1.0, 0.0, 2.0, 3.0]]
+    known = rectifier(logits, **STATISTICS).predict(None)
+    forgot = rectifier(logits, forgotten=(4,), **STATISTICS).predict(None)
+    np.testing.assert_allclose(array(known), logits + np.log(RATIO))
+    np.testing.assert_allclose(array(forgot), [logits[0], logits[1] + np.log(RATIO)])
 
 
 @pytest.mark.filterwarnings("ignore:IL2M")

@@ -14,8 +14,9 @@ def command(
 ) -> None:
     """Write a learned model to one file that runs without bace.
 
-    The file maps the encoder's inputs to the scores of all classes. It holds the names of the classes and describes how
-    an example becomes an input. It is kept only if it gives the same scores as the model.
+    The file maps the encoder's inputs to the scores of all classes. It holds the names of the classes, describes how an
+    example becomes an input and, for texts and sentences, holds the tokenizer. It is kept only if it gives the same
+    scores as the model.
 
     Args:
         model: the folder of a run, of a comparison (its best run is used), or of a saved Learner.

@@ -29,8 +29,8 @@ def command(
     --backbone.name and --memory.size. The defaults below are those of this method on this benchmark.
 
     Args:
-        out: the folder that keeps the run; it must be new. The default is runs/BENCHMARK-METHOD-SEED, where the same
-            command continues a run that was stopped and shows one that is finished.
+        out: the folder that keeps the run, by default runs/BENCHMARK-METHOD-SEED. The same command continues a run that
+            was stopped and shows one that is finished.
         resume: the folder of a run that was stopped. The run continues with its own settings.
         config: a YAML file of settings. Settings on the command line override it.
         trust: allow a method of your own that the file or folder names to be imported, which runs its code.
@@ -56,13 +56,13 @@ def command(
     with ranks.joined(chosen.train.device):
         if launched():
             chosen.train.devices = ranks.size()
-        begin_or_continue(chosen, folder, resumed=bool(resume), new=bool(out), force=force)
+        begin_or_continue(chosen, folder, resumed=bool(resume), force=force)
     if is_first():
         show_numbers(folder)
 
 
-def begin_or_continue(chosen: Config, folder: Path, *, resumed: bool, new: bool, force: bool) -> None:
-    """Run in a folder that is resumed, new, or (neither) as it is found."""
+def begin_or_continue(chosen: Config, folder: Path, *, resumed: bool, force: bool) -> None:
+    """Run in a folder: go on with the run in it, show it if it is finished, or begin one."""
     from bace import ranks
     from bace.config.parse import method_label
     from bace.experiments.cells import Cell, is_done
@@ -71,7 +71,7 @@ def begin_or_continue(chosen: Config, folder: Path, *, resumed: bool, new: bool,
 
     title = f"{method_label(chosen.method)} on {chosen.benchmark['name']}, seed {chosen.seed}"
     state = ""
-    if not (resumed or new) and is_first() and is_begun(folder):
+    if not resumed and is_first() and is_begun(folder):
         state = ", finished before" if is_done(Cell(title, folder, chosen)) else ", continued"
     state, *_ = ranks.texts(state)  # what the first process has found
     unfinished, begun = state != ", finished before", resumed or bool(state)

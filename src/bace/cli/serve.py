@@ -14,6 +14,7 @@ def command(
     batch: int = 32,
     max_body: int = 16,
     max_examples: int = 256,
+    max_total: int = 256,
     watch: float = 2.0,
     trust: bool = False,
     force: bool = False,
@@ -31,6 +32,7 @@ def command(
         batch: examples that are passed through the model together.
         max_body: megabytes of a request.
         max_examples: of a request.
+        max_total: megabytes of all requests that are being answered; above it a request is told to try again.
         watch: seconds between two looks at the folder; 0: it is opened once.
         trust: a method of your own that MODEL names may be imported, which runs its code.
         force: serve though run.json was changed after the run.
@@ -42,9 +44,12 @@ def command(
     except ImportError as error:
         raise ConfigError("serving needs more packages: pip install 'bace-cil[serve]'") from error
 
-    for name, value in {"batch": batch, "max_body": max_body, "max_examples": max_examples}.items():
-        if value < 1:
-            raise ConfigError(f"--{name} is {value}: it must be at least 1")
+    least = {"batch": 1, "max_body": 1, "max_examples": 1, "max_total": max_body}
+    given = {"batch": batch, "max_body": max_body, "max_examples": max_examples, "max_total": max_total}
+    for name, value in given.items():
+        if value < least[name]:
+            why = " (--max_body)" if name == "max_total" else ""
+            raise ConfigError(f"--{name} is {value}: it must be at least {least[name]}{why}")
     if watch < 0:
         raise ConfigError(f"--watch is {watch}: it must be at least 0")
     with suppress(KeyboardInterrupt):  # Ctrl-C, once the server has closed
@@ -55,5 +60,6 @@ def command(
             batch=batch,
             max_body=max_body * 1024**2,
             max_examples=max_examples,
+            max_total=max_total * 1024**2,
             watch=watch,
         )

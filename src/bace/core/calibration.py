@@ -1,7 +1,6 @@
 """Scores become probabilities by one temperature for all classes (Guo, Pleiss, Sun, Weinberger, ICML 2017)."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 BINS = 15  # number of bins of the expected calibration error
@@ -11,16 +10,20 @@ TEMPERATURES = torch.logspace(-3, 3, 121, dtype=torch.float64)
 def fit_temperature(scores: Tensor, targets: Tensor) -> float:  # (rows, classes), (rows,)
     """The T of softmax(z / T) with the least cross-entropy.
 
-    The rows come from the training data, so all predictions may be right, and no T would be small enough. As in Platt's
-    scaling, a target is therefore not 1 but (n + 1) / (n + 2), where n is the number of rows of its class."""
-    counts = torch.bincount(targets, minlength=scores.shape[1]).double()[targets]
-    own = (counts + 1) / (counts + 2)
-    rest = max(scores.shape[1] - 1, 1)
+    The rows were learned from, and may all be right: no T would be small enough for them. By the rule of succession,
+    one of n + 2 such rows is wrong. A mistake goes to the class that comes second, so the target of a row is
+    1 - 1 / (n + 2) for its class and 1 / (n + 2) for the best of the others. (If all others shared it, those that are
+    far off would ask for a T so high that nothing is certain.)"""
+    if scores.shape[1] == 1:
+        return 1.0
+    wrong = 1 / (len(targets) + 2)
+    scores = finite(scores)
+    own = scores.gather(1, targets[:, None])
+    second = scores.scatter(1, targets[:, None], -torch.inf).amax(1, keepdim=True)
+    aimed_at = ((1 - wrong) * own + wrong * second)[:, 0]
     losses = []
     for temperature in TEMPERATURES:
-        log_p = F.log_softmax(finite(scores) / temperature, 1)
-        right = log_p.gather(1, targets[:, None])[:, 0]
-        losses.append(-(own * right + (1 - own) * (log_p.sum(1) - right) / rest).mean())
+        losses.append((torch.logsumexp(scores / temperature, 1) - aimed_at / temperature).mean())
     return float(TEMPERATURES[int(torch.stack(losses).argmin())])
 
 

@@ -175,6 +175,10 @@ class Modality:
     def check_labels(self, inputs: Inputs, labels: Labels, where: Callable[[int], str]) -> None:
         """Raise an error if the label of an example does not fit the example."""
 
+    def empty(self, inputs: Inputs) -> list[int]:
+        """The examples in which there is nothing to learn from."""
+        return []
+
     # -- classes
 
     def shows(self, label: Any) -> set[str]:

@@ -5,8 +5,9 @@ Every source ends as a `Table`. Pictures are decoded here, once, into one uint8 
 
 import difflib
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, cast
@@ -47,7 +48,7 @@ def read(
     subset: the configuration of a hub set that has several.
     limit_per_class: the first n examples of each class in file order; the others are never decoded. A sentence is
         taken while one of its entity types has fewer than n sentences; sentences without entities count as a type.
-        Sentences without words are left out.
+        Texts and sentences without words are left out, with a warning.
     pictures: image_size, channels, memory_limit and decode, which PictureOptions explains.
     """
     check_options(pictures)
@@ -105,8 +106,23 @@ def _table_of(
     labels = cast(Labels, [labels[i] for i in rows])
     inputs = found.read(raw, columns, rows, pictures)
     found.check_labels(inputs, labels, lambda i: raw.where(rows[i]))
-    table = Table(found, inputs, labels, names)
-    return table if all(labels) else table.take([i for i, tags in enumerate(labels) if tags])
+    return _without_empty(Table(found, inputs, labels, names), lambda i: raw.where(rows[i]), raw.source)
+
+
+def _without_empty(table: Table, where: Callable[[int], str], source: str) -> Table:
+    """The examples that hold something to learn from, with a warning about the others."""
+    empty, plural = table.modality.empty(table.inputs), table.modality.plural
+    if not empty:
+        return table
+    left = table.take(sorted(set(range(len(table))) - set(empty)))
+    places = some(where(i).removeprefix(f"{source}, ") for i in empty)
+    if not len(left):
+        raise DataError(f"{source}: all {plural} are empty. Fill them in.")
+    before, after = table.counts(), left.counts()
+    if gone := [name for name in before if before[name] and not after[name]]:
+        raise DataError(f"{source}: class '{gone[0]}' has only empty {plural} ({places}). Fill them in or remove them.")
+    warnings.warn(f"{source}: {len(empty)} of {len(table)} {plural} are empty and left out: {places}", stacklevel=2)
+    return left
 
 
 def count(
@@ -151,8 +167,9 @@ def from_arrays(
     where = in_memory(raw, "label").where
     made, names = found.labels(raw, list(label_names) if label_names is not None else None, where)
     found.check_labels(values, made, where)
-    if not all(made):
-        raise DataError(f"{where([*map(bool, made)].index(False))}: the sentence has no words. Remove it.")
+    if empty := found.empty(values):
+        count = f"{len(empty)} of {len(values)} {found.plural} are empty"
+        raise DataError(f"{where(empty[0])}: there are no words in it. {count}: remove them.")
     return Table(found, values, made, names)
 
 
@@ -164,7 +181,8 @@ def as_inputs(
     Pictures: an array or tensor (examples, height, width), with channels last or second, of integers in 0..255 or
     floats in 0..1; or a list of PIL pictures, of arrays, or of paths. Where both layouts fit (three channels and three
     columns), NumPy arrays are taken as channels-last, tensors as channels-second. A list of strings is a list of texts,
-    unless all of them end like a picture's file name or `modality` is "image". Lists of words are sentences.
+    unless all of them end like a picture's file name or `modality` is "image". With `modality` "text" they are texts
+    whatever they say, and nobody looks for files of that name. Lists of words are sentences.
     """
     check_options(pictures)
     asked = None if modality is None else find_modality(modality)
@@ -178,22 +196,12 @@ def as_inputs(
     items = list(inputs) if array is None else []
     if array.shape[:1] == (0,) if array is not None else not items:
         raise DataError(f"there are no examples: the {'list' if array is None else 'array'} is empty.")
-    named = array is None and MODALITIES["image"].recognises(items) and is_file(items[0])
-    if named and asked and not asked.picture_input:
-        raise DataError(f"these are pictures, and this model takes {asked.plural}: choose another model for them")
     recognised = (known for known in MODALITIES.values() if known.recognises(items if array is None else array))
     found = asked or next(recognised, MODALITIES["image"])  # pictures say best what is wrong with anything else
     if array is not None:
         return found, found.from_array(array, pictures)
     column = found.input_names[0]
     return found, cast(InMemory, found.read(in_memory(items, column), [column], range(len(items)), pictures))
-
-
-def is_file(name: str) -> bool:
-    try:
-        return Path(name).is_file()
-    except OSError:  # too long for a name
-        return False
 
 
 def unlabelled(

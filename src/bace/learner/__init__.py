@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -28,6 +29,7 @@ from bace.core.stream import Stream, Task
 from bace.core.trainer import Trainer
 from bace.data.batch import NO_IDS
 from bace.data.decode import PictureOptions
+from bace.data.files import some
 from bace.data.modalities import MODALITIES
 from bace.data.modalities.token import Span, Token
 from bace.data.modality import Modality, Table
@@ -77,7 +79,7 @@ class Learner(ModelHubMixin):
         self.config: Config | None = None
         self.tasks: list[list[str | None]] = []  # class names, by task; None: forgotten
         self.picture: tuple[int, int] | None = None  # height and width of the pictures learned from
-        self._numbers: set[str] = set()  # names that the user gave as whole numbers, and gets back as such
+        self._numbers: set[str] = set()  # names that come back as whole numbers: all, or none
         self.modality: str | None = None
         self.method: Method | None = None
         self._kept: dict[str, Tensor] = {}  # raw examples, as tensors
@@ -130,7 +132,7 @@ class Learner(ModelHubMixin):
             y: a label per example; for sentences a list of IOB2 tags each.
         """
         table = self._table(x, y)
-        known = self._check_new(table)
+        known, numbers = self._check_new(table), self._whole_numbers(table, y)
         told = self._choose_method(table)
         config = self._configured(table.modality.name, self._views)
         _check_settings(config)
@@ -159,8 +161,7 @@ class Learner(ModelHubMixin):
             chosen, record = {}, {"steps": 0, "rates": {}}
         self.config, self.modality, self.tasks, self.method = config, table.modality.name, tasks, method
         self._views, self._chosen, self._packed = views, views | chosen, packed
-        self.picture = table.modality.picture(stream.data)
-        self._numbers |= {str(label) for label in ([] if y is None else _labels(y)) if isinstance(label, int)}
+        self.picture, self._numbers = table.modality.picture(stream.data), numbers
         learned = {"classes": table.names, "known": known, "examples": len(table), "settings": views | chosen}
         learned |= {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "counts": table.counts()}
         self.history_.append({**learned, **told, **record, **stock})
@@ -551,6 +552,21 @@ class Learner(ModelHubMixin):
                 "resize them alike"
             )
         return known
+
+    def _whole_numbers(self, table: Table, y: Any) -> set[str]:
+        """The names that come back as whole numbers: all, if the labels of the first call were such, or none. So they
+        can be sorted and compared, even if a later call has numbers among strings or folders among numbers."""
+        known = {name for names in self.tasks for name in names if name is not None}
+        first = [] if known or y is None else _labels(y)
+        numbers = self._numbers >= known if known else bool(first) and all(isinstance(label, int) for label in first)
+        if not numbers:
+            return self._numbers
+        if strange := [name for name in table.names if not re.fullmatch("0|-?[1-9][0-9]*", name)]:
+            raise DataError(
+                f"class '{strange[0]}' is no whole number, and the classes of this learner are "
+                f"({some(self.classes_)}): give it a number, or teach a new learner with strings as labels"
+            )
+        return self._numbers | set(table.names)
 
     def _stream(self, table: Table, tasks: list[list[str | None]], config: Config, encoder: Encoder) -> Stream:
         """Kept examples first, then the new ones; only the new task has a training set (joint methods keep all)."""

@@ -22,7 +22,7 @@ class Saved:
     tasks: Sequence[Sequence[str | None]]  # class names, by task; None: forgotten
     modality: str
     picture: tuple[int, int] | None  # height and width
-    numbers: Sequence[str]  # names that the user gave as whole numbers
+    numbers: Sequence[str]  # names that come back as whole numbers
     method: dict[str, Any]  # what of the method's state is no tensor
     train: Sequence[Sequence[int]]  # ids of each task's kept training examples
     complete: bool

@@ -80,7 +80,7 @@ class IL2M(ER):
             means[:, list(classes)] = 1.0  # as before any example
 
     def scores(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (2, rows, classes), (rows,) class ids
-        logits = self.outputs(examples).logits
+        logits = self.stream.eligible(self.outputs(examples).logits)  # a forgotten class is never the top one
         probabilities = logits.softmax(1).clamp(min=torch.finfo(logits.dtype).tiny)  # never 0: they are divisors
         return torch.stack([probabilities, logits]).to(self.initial), self.stream.labels(examples)[1]
 
@@ -99,7 +99,7 @@ class IL2M(ER):
         z = logits[:, :known]
         # p_c r_c in the log domain, without the soft-max's denominator, which is the same for all classes
         rescaled = torch.cat([z + ratio.log() if kind == PROB else z * ratio, logits[:, known:]], 1)
-        new_on_top = logits.argmax(1, keepdim=True) >= known
+        new_on_top = self.stream.eligible(logits).argmax(1, keepdim=True) >= known
         return torch.where(new_on_top, rescaled, logits)
 
 

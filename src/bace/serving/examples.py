@@ -2,7 +2,8 @@
 
 import base64
 import binascii
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bace.data.modality import valid
 from bace.data.table import as_inputs
 from bace.errors import BaceError, DataError
 from bace.files import parse_json
+from bace.serving.batching import Overloaded
 from bace.serving.served import Served
 
 UNTOLD = {"", "application/x-www-form-urlencoded"}  # types of clients that do not say what they send
@@ -35,19 +37,50 @@ class Refused(BaceError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a request: bytes of its body, and examples."""
+    """Of a request: bytes of its body, and examples. `total`: bytes of the bodies of all requests at one time."""
 
     body: int = 16 * 1024**2
     examples: int = 256
+    total: int = 256 * 1024**2
 
 
-async def read_body(request: Request, most: int) -> bytes:
-    """The body, of which no more than allowed is ever held."""
+class Held:
+    """Counts the bytes of all bodies from their arrival to the answer. Used by one thread, that of the event loop.
+
+    Args:
+        most: bytes that may be held; a request that would hold more is refused.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.bytes = most, 0
+
+    @contextmanager
+    def request(self) -> Iterator[Callable[[int], None]]:
+        """A function that counts bytes of a request, all of which are let go of at its end."""
+        own = 0
+
+        def take(count: int) -> None:
+            nonlocal own
+            if self.bytes + count > self.most:
+                others = f"{self.bytes - own:,} bytes of other requests are held"
+                raise Overloaded(f"{others}, and at most {self.most:,} may be: try again in a second")
+            own += count
+            self.bytes += count
+
+        try:
+            yield take
+        finally:
+            self.bytes -= own
+
+
+async def read_body(request: Request, most: int, take: Callable[[int], None]) -> bytes:
+    """The body, of which no more than allowed is ever held; `take` is told of its bytes as they arrive."""
     body = bytearray()
     too_large = Refused(413, f"the body has more than {most:,} bytes: send fewer or smaller examples at a time")
     if int(request.headers.get("content-length", "0")[:18]) > most:  # HTTP's parser has seen that it is a number
         raise too_large
     async for part in request.stream():
+        take(len(part))
         body += part
         if len(body) > most:
             raise too_large

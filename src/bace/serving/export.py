@@ -1,7 +1,8 @@
 """A learned model as one file that programs without bace can run: ONNX, or torch.export's.
 
 The file maps the encoder's inputs to the scores of all classes. It also holds, as JSON under the name `bace`, the names
-of the classes in the order of the scores and what has to be done to an example first.
+of the classes in the order of the scores and what has to be done to an example first. A file of a text model holds the
+tokenizer as well, under the name `tokenizer.json`.
 """
 
 import json
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from bace.core.method import Method
 from bace.data.batch import Batch
+from bace.data.modalities.text import tokenizer_of
+from bace.data.settings import data_settings
 from bace.errors import BaceError, ConfigError
 from bace.learner import Learner
 from bace.models.encoder import Encoder
@@ -84,9 +87,10 @@ def export(learner: Learner, path: str | Path, format: Format = "onnx") -> None:
     few, many = (sample(method.model.encoder, *shape) for shape in ((2, 5), (3, 7)))
     expected = predictor(**many)  # first: what a method computes once and keeps must not be a symbol
     program = traced(predictor, method.title, few)
-    noted = json.dumps(description(learner))
+    noted = {"bace": json.dumps(description(learner)), **tokenizer(learner)}
     if format == "torch":
-        torch.export.save(program, path, extra_files={"bace.json": noted})
+        files = {"bace.json" if name == "bace" else name: text for name, text in noted.items()}
+        torch.export.save(program, path, extra_files=files)
         found = torch.export.load(path).module()(**many)
     else:
         found = write_onnx(program, Path(path), noted, many)
@@ -113,7 +117,7 @@ def traced(predictor: Predictor, title: str, inputs: dict[str, Tensor]) -> torch
 
 
 def write_onnx(
-    program: torch.export.ExportedProgram, path: Path, noted: str, inputs: dict[str, Tensor]
+    program: torch.export.ExportedProgram, path: Path, noted: dict[str, str], inputs: dict[str, Tensor]
 ) -> Tensor:  # the scores that onnxruntime gives for the inputs
     try:
         import onnxruntime
@@ -123,7 +127,7 @@ def write_onnx(
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # operators of torchvision, which we do not use
     written = torch.onnx.export(program, dynamo=True, verbose=False)
     assert written is not None
-    written.model.metadata_props["bace"] = noted
+    written.model.metadata_props.update(noted)
     written.save(str(path))
     session = onnxruntime.InferenceSession(str(path))
     names = [given.name for given in session.get_inputs()]
@@ -162,5 +166,20 @@ def description(learner: Learner) -> dict[str, Any]:
         if learner.picture and min(learner.picture) >= 128:
             steps["centre_crop_before_resize"] = 0.875
         return {**about, "picture": {**steps, "scale": 1 / 255, "mean": encoder.mean, "std": encoder.std}}
-    length = learner.config.benchmark.get("max_length")
+    length = data_settings(learner.config).max_length
     return {**about, "text": {"tokenizer": learner.config.backbone.name, "max_length": length}}
+
+
+def tokenizer(learner: Learner) -> dict[str, str]:
+    """The tokenizer of a model that takes texts, as the package `tokenizers` reads it: with the special tokens, cut to
+    the model's length and padded."""
+    assert learner.method is not None
+    assert learner.config is not None
+    encoder = learner.method.model.encoder
+    if not isinstance(encoder, TextEncoder):
+        return {}
+    own = tokenizer_of(encoder)
+    fast = type(own.backend_tokenizer).from_str(own.backend_tokenizer.to_str())  # a copy: ours is not to be changed
+    fast.enable_truncation(data_settings(learner.config).max_length, direction=own.truncation_side)
+    fast.enable_padding(pad_id=own.pad_token_id or 0, pad_token=own.pad_token or "[PAD]")
+    return {"tokenizer.json": fast.to_str()}

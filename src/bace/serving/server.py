@@ -1,7 +1,9 @@
 """A model behind HTTP: what the server answers, and to whom."""
 
 import asyncio
+import ipaddress
 import logging
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -16,17 +18,18 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bace.errors import BaceError, ConfigError
 from bace.learner import Learner
 from bace.progress import tell
 from bace.serving.batching import Batcher, Overloaded
-from bace.serving.examples import Limits, Refused, from_files, from_json, is_json, read_body, read_files
+from bace.serving.examples import Held, Limits, Refused, from_files, from_json, is_json, read_body, read_files
 from bace.serving.served import Watched
 
-LOOPBACK = ("127.0.0.1", "localhost")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")  # its names, as a request writes them
 MOST_CONNECTIONS = 1024
 PAGES = Path(__file__).parent
 POLICY = (
@@ -74,6 +77,7 @@ class Predictions(BaseModel):
 class LimitsTold(BaseModel):
     body: int = Field(description="bytes of a request")
     examples: int = Field(description="of a request")
+    total: int = Field(description="bytes of all requests that are answered at one time")
 
 
 class Classes(BaseModel):
@@ -97,6 +101,7 @@ class Health(BaseModel):
     examples: int = Field(description="predicted since the start")
     batches: int = Field(description="in which they went through the model")
     waiting: int = Field(description="examples that wait now")
+    held: int = Field(description="bytes of the requests that are being answered")
 
 
 class Reason(BaseModel):
@@ -133,7 +138,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     413: {"model": Reason, "description": "More bytes, examples or letters than are taken."},
     415: {"model": Reason, "description": "A table."},
     422: {"model": Reason, "description": "An example that the model cannot take."},
-    503: {"model": Reason, "description": "Too many examples are waiting."},
+    503: {"model": Reason, "description": "Too many examples are waiting, or too many bytes are held."},
 }
 
 
@@ -151,16 +156,17 @@ def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple
     app = FastAPI(
         title="bace", version=version("bace-cil"), description=about, docs_url=None, redoc_url=None, lifespan=life
     )
+    held = Held(limits.total)
     if hosts:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+        app.add_middleware(OwnNames, names=hosts)
     add_refusals(app)
     add_pages(app)
-    add_predictions(app, watched, batcher, limits)
-    add_facts(app, watched, batcher, limits)
+    add_predictions(app, watched, batcher, limits, held)
+    add_facts(app, watched, batcher, limits, held)
     return app
 
 
-def add_predictions(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits) -> None:
+def add_predictions(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits, held: Held) -> None:
     @app.post(
         "/predict",
         response_model=None,
@@ -178,18 +184,19 @@ def add_predictions(app: FastAPI, watched: Watched, batcher: Batcher, limits: Li
         model = watched.model
         if reject is not None and not model.modality.one_label:
             raise Refused(422, "reject is for models of pictures and texts: sentences have no probabilities")
-        body = await read_body(request, limits.body)
-        if is_json(request.headers, body):
-            examples = await run_in_threadpool(from_json, model, body, limits)
-        else:
-            files = await read_files(request.headers, body, limits.examples)
-            examples = await run_in_threadpool(from_files, model, files, limits)
-        found = await asyncio.wrap_future(batcher.submit(model.predict, examples))
+        with held.request() as take:
+            body = await read_body(request, limits.body, take)
+            if is_json(request.headers, body):
+                examples = await run_in_threadpool(from_json, model, body, limits)
+            else:
+                files = await read_files(request.headers, body, limits.examples)
+                examples = await run_in_threadpool(from_files, model, files, limits)
+            found = await asyncio.wrap_future(batcher.submit(model.predict, examples))
         answers = [model.answer(each, reject, top) for each in found]
         return JSONResponse({"version": model.version, "predictions": answers})
 
 
-def add_facts(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits) -> None:
+def add_facts(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits, held: Held) -> None:
     @app.get("/classes", response_model=None, responses={200: {"model": Classes}})
     async def classes() -> dict[str, Any]:
         """The classes that the model knows, and what a request may hold."""
@@ -200,6 +207,7 @@ def add_facts(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits) 
     async def health() -> dict[str, Any]:
         """Whether the server answers, with which model, and what it has done so far."""
         counted = {name: getattr(batcher, name) for name in ("requests", "examples", "batches", "waiting")}
+        counted["held"] = held.bytes
         model = watched.model
         known = len(model.learner.classes_)
         return {"status": "ok", "problem": watched.problem, **model.facts, "classes": known, **counted}
@@ -243,6 +251,29 @@ def add_pages(app: FastAPI) -> None:
         app.add_api_route(path, page, include_in_schema=False, response_class=HTMLResponse, response_model=None)
 
 
+class OwnNames:
+    """Refuses requests that call the server by another name than one of these."""
+
+    def __init__(self, app: ASGIApp, names: tuple[str, ...]) -> None:
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            called = re.sub(r":[0-9]*$", "", Headers(scope=scope).get("host", "")).lower()  # without the port
+            if called not in self.names:
+                reason = f"this server is called {' or '.join(self.names)}, not {called!r:.100}"
+                await JSONResponse({"detail": reason}, 400)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def own_names(host: str) -> tuple[str, ...]:
+    """By which names a server at this address may be called; none: by any, as it is not the loopback's."""
+    if not ipaddress.ip_address(host).is_loopback:
+        return ()
+    return tuple(dict.fromkeys([*LOOPBACK, f"[{host}]" if ":" in host else host]))
+
+
 def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -260,6 +291,7 @@ def serve(
     batch: int,
     max_body: int,
     max_examples: int,
+    max_total: int,
     watch: float,
 ) -> None:
     """Serve until a signal ends it."""
@@ -267,8 +299,8 @@ def serve(
     with closing(listen(*address)) as listening:
         watched = Watched(folder, open_model, watch)
         host, port = listening.getsockname()[:2]
-        hosts = LOOPBACK if host in LOOPBACK else ()
-        app = make_app(watched, Batcher(batch), Limits(max_body, max_examples), hosts=hosts)
+        limits = Limits(max_body, max_examples, max_total)
+        app = make_app(watched, Batcher(batch), limits, hosts=own_names(host))
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=5
         )

@@ -32,6 +32,9 @@ class Text(Modality):
     def recognises(self, examples: Any) -> bool:
         return isinstance(examples, list) and isinstance(examples[0], str)
 
+    def empty(self, inputs: Inputs) -> list[int]:
+        return [i for i, text in enumerate(cast("list[str]", inputs)) if not text.strip()]
+
     def encode(self, tables: Sequence[Table], settings: DataSettings, encoder: Any) -> tuple[Examples, list[int]]:
         texts = [text for table in tables for text in cast("list[str]", table.inputs)]
         return tokenize_texts(texts, tokenizer_of(encoder), settings.max_length), [len(table) for table in tables]

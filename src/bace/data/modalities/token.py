@@ -78,6 +78,9 @@ class Token(Text):
             if len(words) != len(tags):
                 raise DataError(f"{where(i)}: {len(words)} words but {len(tags)} tags. Give each word one tag.")
 
+    def empty(self, inputs: Inputs) -> list[int]:
+        return [i for i, words in enumerate(cast("list[list[str]]", inputs)) if not words]
+
     # -- classes
 
     def shows(self, label: Any) -> set[str]:
