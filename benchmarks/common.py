@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from bace.models.heads import CosineHead
 from bace.models.model import Model
 from bace.models.vit import ViTEncoder
 
+T = TypeVar("T")
 WIDTH, DEPTH, SIDE, PATCH = 128, 6, 32, 8  # 16 tokens and the class token
 CLASSES = 10  # a task
 
@@ -44,6 +45,26 @@ class Bar:
     @property
     def passed(self) -> bool:
         return self.limit is None or (self.value >= self.limit if self.least else self.value <= self.limit)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a simulation measured here, and what it means for a run: seconds, bytes."""
+
+    what: str
+    here: str
+    seconds: float | None = None
+    size: float | None = None
+
+
+def table(rows: list[Row]) -> str:
+    """The longest first."""
+    lines = ["| part | here | seconds a run | MB |", "| --- | --- | --- | --- |"]
+    for row in sorted(rows, key=lambda row: -(row.seconds or 0)):
+        seconds = "-" if row.seconds is None else f"{row.seconds:,.0f}"
+        size = "-" if row.size is None else f"{row.size / 1e6:,.1f}"
+        lines.append(f"| {row.what} | {row.here} | {seconds} | {size} |")
+    return "\n".join(lines)
 
 
 def small_vit(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: int = PATCH) -> ViTEncoder:
@@ -179,6 +200,13 @@ def fastest(work: Callable[[], object], repeat: int, clock: Callable[[], float] 
         work()
         times.append(clock() - begun)
     return min(times)
+
+
+def timed(work: Callable[[], T], clock: Callable[[], float] = time.process_time) -> tuple[float, T]:
+    """Seconds, and what the work gives."""
+    begun = clock()
+    result = work()
+    return clock() - begun, result
 
 
 def ignore() -> None:

@@ -21,13 +21,13 @@ def augmented(repeat: int) -> float:
     return 1000 * fastest(lambda: data.inputs(examples, 1, CPU), repeat)
 
 
-def save_pictures(folder: Path, count: int, side: int) -> None:
+def save_pictures(folder: Path, count: int, side: int, classes: int = 10) -> None:
     """A folder of classes with pictures of noise."""
     from PIL import Image
 
     rng = torch.Generator().manual_seed(0)
     for i in range(count):
-        place = folder / "train" / f"class {i % 10}"
+        place = folder / f"class {i % classes}"
         place.mkdir(parents=True, exist_ok=True)
         pixels = torch.randint(0, 256, (side, side, 3), generator=rng).to(torch.uint8)
         Image.fromarray(pixels.numpy()).save(place / f"{i}.bmp")
@@ -42,7 +42,7 @@ def first_batch(folder: str) -> None:
 def stored(count: int, side: int) -> tuple[float, int]:
     """The seconds until the first batch of this many pictures is ready, from the second run on, and the peak in MB."""
     with tempfile.TemporaryDirectory() as name:
-        save_pictures(Path(name), count, side)
+        save_pictures(Path(name) / "train", count, side)
         first_batch(name)
         return fastest(lambda: first_batch(name), 2, time.perf_counter), peak_memory(first_batch, name)
 

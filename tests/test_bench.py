@@ -27,7 +27,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 def test_every_part_has_bars(bench: SimpleNamespace) -> None:
     for part in bench.PARTS:
         assert callable(importlib.import_module(part).bars)
-    for script in ("bank", "learner", "many_runs", "methods"):
+    for script in ("bank", "imagenet", "imagenet_cost", "learner", "many_runs", "methods"):
         importlib.import_module(script)
 
 
@@ -62,3 +62,21 @@ def test_an_epoch_is_told_from_its_first_steps(bench: SimpleNamespace) -> None:
     assert len(common.step_times(epoch, 3)) == 3
     assert done == [0, 1, 2]
     assert len(common.step_times(epoch)) == 10
+
+
+def test_the_simulation_of_imagenet_can_be_run(bench: SimpleNamespace) -> None:
+    imagenet = importlib.import_module("imagenet")
+    rows = {name: part(imagenet.TINY) for name, part in imagenet.PARTS.items()}
+    assert all(row.seconds is not None or row.size for found in rows.values() for row in found)
+    lines = imagenet.table([row for found in rows.values() for row in found]).splitlines()
+    seconds = [float(line.split("|")[3].replace(",", "")) for line in lines[2:] if line.split("|")[3].strip() != "-"]
+    assert seconds == sorted(seconds, reverse=True)
+    assert len(lines) == 2 + sum(map(len, rows.values()))
+
+
+def test_the_cost_of_imagenet_is_that_of_its_passes(bench: SimpleNamespace) -> None:
+    cost = importlib.import_module("imagenet_cost")
+    seen, tests = 1_281_167, 50_000 * 5.5
+    assert cost.cost("SEQ").passes == pytest.approx(3 * 5 * seen + tests)
+    assert cost.cost("ER").passes == pytest.approx(seen / 10 * (15 + 9 * 31) + tests)  # 256 replayed beside 256
+    assert len(cost.table(100).splitlines()) == 2 + len(cost.METHODS)

@@ -288,6 +288,19 @@ def test_a_reservoir_may_hold_an_example_twice_with_other_notes():
     assert memory.logits[0, 0] == 1.0
 
 
+def test_the_notes_of_a_full_reservoir_are_replaced_where_they_are():
+    """The logits of 20,000 examples are 80 MB: a step that replaces a few must not copy them."""
+    memory, rng = Memory(size=4), generator("in place")
+    memory.offer_reservoir(ids(0, 1, 2, 3), 0, ids(0, 0, 0, 0), rng, logits=torch.zeros(4, 2))
+    place = memory.logits.data_ptr()
+    for i in range(4, 40):
+        memory.offer_reservoir(ids(i), 0, ids(0), rng, logits=torch.full((1, 2), float(i)))
+    assert memory.logits.data_ptr() == place
+    assert max(memory.examples.tolist()) > 3
+    expected = [[0.0 if i < 4 else float(i)] * 2 for i in memory.examples.tolist()]
+    assert memory.logits.tolist() == expected
+
+
 # -- ring and balanced
 
 

@@ -65,6 +65,20 @@ def test_the_second_run_decodes_nothing_and_reads_the_same(folder, counted):
     assert not list(folder.rglob("*.draft"))
 
 
+def test_no_room_is_asked_for_at_the_size_of_the_first_of_unequal_pictures(folder, monkeypatch):
+    """A million pictures of the first one's size may not fit where as many squares do."""
+    Image.new("RGB", (50, 90), "red").save(folder / "train" / "ant" / "0.png")
+    asked, plain = [], picture_store.Draft.allocate
+
+    def noting(self: picture_store.Draft, shape: tuple[int, ...]) -> object:
+        asked.append(shape)
+        return plain(self, shape)
+
+    monkeypatch.setattr(picture_store.Draft, "allocate", noting)
+    read(folder)
+    assert asked == [(6, 3, 256, 256)]
+
+
 def test_another_process_reads_the_same_store(folder):
     expected = read(folder).inputs
     code = (

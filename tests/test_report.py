@@ -444,6 +444,25 @@ def test_seeds_with_other_class_orders_do_not_mix_their_confusions(tmp_path: Pat
     assert "1 of 2 seeds" in page.read_text()
 
 
+def test_more_classes_than_a_map_has_cells_share_them(tmp_path: Path) -> None:
+    """450 classes in 3 tasks: 150 rows of 3 classes, which hold all counts, with lines between the tasks."""
+    names = [f"c{i}" for i in range(450)]
+    counts = [[9 if i == j else int(j == 449) for j in range(450)] for i in range(450)]
+    run = write_run(tmp_path / "run", confusion={"classes": names, "counts": counts}, per_class=None)
+    about = json.loads((run / "run.json").read_text())
+    about["tasks"] = [{"name": f"task {t}", "classes": names[150 * t : 150 * (t + 1)]} for t in range(3)]
+    (run / "run.json").write_text(json.dumps(about))
+    figure = figures_of(write_page(load_runs([run]), tmp_path / "page.html"))["benchmark-0-confusion-er-0"]
+    heat_map, layout = figure["data"][0], figure["layout"]
+    assert [len(row) for row in heat_map["customdata"]] == [150] * 150
+    assert heat_map["customdata"][0] == [27, *[0] * 148, 3]
+    assert heat_map["z"][0][0] == 90.0
+    assert (heat_map["x"][0], heat_map["x"][-1]) == ("c0 to c2", "c447 to c449")
+    assert {shape["x0"] for shape in layout["shapes"] if shape["x0"] == shape["x1"]} == {49.5, 99.5}
+    assert layout["xaxis"]["tickvals"] == [24.5, 74.5, 124.5]
+    assert layout["xaxis"]["range"] == [-0.5, 149.5]
+
+
 def test_one_task_one_seed_and_nulls_still_make_a_page(tmp_path: Path) -> None:
     write_run(tmp_path / "run", matrix=[[97.0]], FGT=None, FWT=None, confusion=None)
     (tmp_path / "run" / "log.jsonl").write_text(

@@ -73,6 +73,19 @@ def test_what_is_written_is_read_back(written: Path) -> None:
     assert run_folder.read_description(written) == DESCRIBED
 
 
+def test_the_numbers_of_a_list_stand_in_one_line_and_texts_stay_as_they_are(tmp_path: Path) -> None:
+    """A confusion matrix of 1,000 classes has a million numbers."""
+    classes = ("[1, 2]", "[\n 3 ]", "[ -4.5e-3,\n]")
+    metrics = dataclasses.replace(full_metrics(), confusion=Confusion(classes, ((1, 0, 2), (0, 3, 0), (0, 0, 4))))
+    run_folder.write_description(tmp_path, DESCRIBED)
+    run_folder.Log(tmp_path)({"event": "start"})
+    run_folder.write_results(tmp_path, MATRIX, metrics, {})
+    lines = [line.strip(" ,") for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert {"[1, 0, 2]", "[0, 3, 0]", "[0, 0, 4]", '"A": [90.0, 75.0, 60.0]'} <= set(lines)
+    assert load_run(tmp_path).metrics == metrics
+    assert load_run(tmp_path).changed == ()
+
+
 def test_what_a_run_does_not_have_is_left_out_or_null(tmp_path: Path) -> None:
     found = Metrics(A=[1.0], A_last=1.0, A_avg=1.0, seconds=0.0).as_json()
     assert found["FWT"] is None

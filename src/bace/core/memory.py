@@ -4,6 +4,7 @@ The quota counts groups: classes, or entity types. The memory copies no pixels, 
 """
 
 import math
+from collections import Counter
 from typing import Any
 
 import torch
@@ -114,9 +115,12 @@ class Memory(ElasticBuffers):
         """Overwrite these slots; a slot that is given twice takes the later example."""
         self.examples[slots], self.task[slots], self.group[slots] = examples, task, group
         for name, new in notes.items():
-            merged = _cat_wider(getattr(self, name).to(new.device), new)
-            merged[slots] = merged[len(self) :].clone()
-            self.note(name, merged[: len(self)])
+            old = getattr(self, name).to(new.device)
+            if old.shape[1:] != new.shape[1:] or old.dtype != new.dtype:
+                both = _cat_wider(old, new)
+                old, new = both[: len(self)], both[len(self) :].clone()
+            old[slots] = new  # in place: the logits of a large memory are not copied at every step
+            self.note(name, old)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:  # (count,) slots
         """Slots drawn uniformly, with replacement."""
@@ -130,11 +134,7 @@ class Memory(ElasticBuffers):
 
     def trim(self, quota: int) -> None:
         """Shrink every group to its first `quota` slots, in the order of selection."""
-        rank = torch.zeros_like(self.group)
-        for group in torch.unique(self.group).tolist():
-            mine = self.group == group
-            rank[mine] = torch.arange(int(mine.sum()))
-        self.keep(torch.nonzero(rank < quota).flatten())
+        self.keep(torch.nonzero(_place_in_group(self.group) < quota).flatten())
 
     def fill(self, chosen: dict[int, Tensor], task: int, quota: int, generator: torch.Generator) -> None:
         """Trim the old groups to `quota`, then add the new groups' examples, each in order of preference."""
@@ -156,7 +156,8 @@ class Memory(ElasticBuffers):
         slot = torch.where(count <= self.size, count - 1, (chance * count).long())
         self.seen += len(examples)
         grown = count <= self.size
-        self.add(examples[grown], task, group[grown], **{k: v[grown] for k, v in notes.items()})
+        if grown.any() or not len(self):  # else nothing is added, and all notes are there
+            self.add(examples[grown], task, group[grown], **{k: v[grown] for k, v in notes.items()})
         # if several offers go to one slot, the last wins, as if they had come one at a time
         taken = torch.nonzero(~grown & (slot < self.size)).flatten().tolist()
         last = torch.tensor(list({int(slot[i]): i for i in taken}.values()), dtype=torch.int64)
@@ -165,25 +166,27 @@ class Memory(ElasticBuffers):
     def offer_ring(self, examples: Tensor, task: int, group: Tensor, quota: int) -> None:
         """First in, first out, with `quota` slots for each group."""
         self.add(examples, task, group)
-        newest = torch.zeros(len(self), dtype=torch.bool)
-        for g in torch.unique(self.group).tolist():
-            newest[torch.nonzero(self.group == g).flatten()[-quota:] if quota else NO_IDS] = True
-        self.keep(torch.nonzero(newest).flatten())
+        from_the_end = _place_in_group(self.group.flip(0)).flip(0)
+        self.keep(torch.nonzero(from_the_end < quota).flatten())
 
     def offer_greedy(self, examples: Tensor, task: int, group: Tensor, generator: torch.Generator) -> None:
         """GDumb's sampler: accept examples of groups under their quota; a full memory drops one of its largest
         group."""
-        for i in range(len(examples)):
-            groups = torch.cat([self.group, group[i : i + 1]])
-            quota = self.per_class or max(self.size // len(torch.unique(groups)), 1)
-            if int((self.group == group[i]).sum()) >= quota:
+        counts = Counter(self.group.tolist())  # kept up to date: most offers are refused, and to count takes longer
+        for i, own in enumerate(group.tolist()):
+            quota = self.per_class or max(self.size // (len(counts) + (own not in counts)), 1)
+            if counts[own] >= quota:
                 continue
             if self.size and len(self) >= self.size:
-                names, counts = torch.unique(self.group, return_counts=True)
-                largest = torch.nonzero(self.group == names[counts.argmax()]).flatten()
+                fullest = min(counts, key=lambda g: (-counts[g], g))
+                largest = torch.nonzero(self.group == fullest).flatten()
                 leaves = largest[torch.randint(len(largest), (1,), generator=generator)]
                 self.keep(torch.nonzero(torch.arange(len(self)) != leaves).flatten())
+                counts[fullest] -= 1
+                if not counts[fullest]:
+                    del counts[fullest]
             self.add(examples[i : i + 1], task, group[i : i + 1])
+            counts[own] += 1
 
 
 def herd(
@@ -232,6 +235,14 @@ def unstack_rows(
 ) -> Tensor:  # (rows, width)
     """The inverse: the values of each row."""
     return stacked[owner, _rank(owner)]
+
+
+def _place_in_group(group: Tensor) -> Tensor:  # (slots,) -> (slots,)
+    """The index of each slot among the slots of its group."""
+    order = torch.argsort(group, stable=True)
+    place = torch.empty_like(order)
+    place[order] = _rank(group[order])
+    return place
 
 
 def _rank(owner: Tensor) -> Tensor:

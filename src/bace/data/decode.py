@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -171,8 +171,12 @@ def _stack_equal(
         decoded: Iterable[npt.NDArray[np.uint8]] = decode_all()
         if count > 2000 and sys.stderr.isatty():
             decoded = track(decoded, "Decoding pictures", count, console=Console(stderr=True), transient=True)
+        found = iter(decoded)
+        first = list(islice(found, 32))
+        if len({pixels.shape for pixels in first}) > 1:  # before room for all is asked for at the size of the first
+            return None
         result: Tensor | None = None
-        for place, pixels in zip(places, decoded, strict=True):
+        for place, pixels in zip(places, chain(first, found), strict=True):
             if result is None:
                 result = room((count, *pixels.shape))
                 target = result.numpy()

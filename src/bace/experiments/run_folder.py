@@ -221,7 +221,10 @@ def write_results(folder: Path, matrix: Sequence[Sequence[float]], metrics: Metr
 
 
 def _json(content: Any) -> str:
-    return json.dumps(content, indent=2) + "\n"
+    """Indented, but with the numbers of a list in one line: a confusion matrix of 1,000 classes has a million of them.
+    Texts are not touched, because JSON has no line breaks in them."""
+    indented = json.dumps(content, indent=2) + "\n"
+    return re.sub(r"\[\n([-+.\deE,\s]+)\]", lambda found: f"[{' '.join(found[1].split())}]", indented)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ PATTERNS = ("", "/", ".", "x", "-", "+")
 MOST_SMALL = 12  # the most cells per side of a heat map that is a third of the page wide; larger ones get half of it
 MOST_ANNOTATED = 20  # the largest number of cells per side that leaves room for numbers
 MOST_NAMED = 20  # classes that still have room for a name on an axis
+MOST_CELLS = 200  # a side of a confusion map; more classes share cells, or a page of many methods would not open
 MOST_BARS = 60
 MOST_BANDS = len(PALETTE)  # methods whose bands and bars can still be told apart; more are "many"
 # The names of classifiers in a probing study and on the page.
@@ -155,7 +156,8 @@ def forgetting(groups: Sequence[Group], index: dict[str, int]) -> Figure:
 def confusion(group: Group) -> tuple[Figure, int] | None:
     """The predictions of the last model for each class, and the number of seeds; None without counts.
 
-    Seeds are added up if their classes arrived in the same order; otherwise only the first seed is shown.
+    Seeds are added up if their classes arrived in the same order; otherwise only the first seed is shown. With more
+    than MOST_CELLS classes, neighbouring classes share a row and a column.
     """
     found = [(run, run.metrics.confusion) for run in group.runs if run.metrics is not None and run.metrics.confusion]
     if not found:
@@ -163,20 +165,26 @@ def confusion(group: Group) -> tuple[Figure, int] | None:
     run, first = found[0]
     same = all(other.classes == first.classes and one.tasks == run.tasks for one, other in found)
     used = [c.counts for _, c in found] if same else [first.counts]
-    counts = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*used, strict=True)]
-    shares = [[round(100 * n / sum(row), 2) if sum(row) else None for n in row] for row in counts]
     size = len(first.classes)
-    names = [text(name) for name in first.classes]
+    per = max(1, -(-size // MOST_CELLS))  # classes that share a cell
+    starts = range(0, size, per)
+    counts = _merged([[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*used, strict=True)], per)
+    shares = [[round(100 * n / total, 2) if total else None for n in row] for row in counts for total in [sum(row)]]
+    names = [text(first.classes[start]) for start in starts]
+    if per > 1:
+        last = (text(first.classes[min(start + per, size) - 1]) for start in starts)
+        names = [Markup("{} to {}").format(*ends) for ends in zip(names, last, strict=True)]
     trace = _heat_map(shares, names, names) | {"customdata": counts}
     trace["hovertemplate"] = EXTRA.format("%{y} taken for %{x}: %{z:.1f} % (%{customdata})", "")
     task_of = {name: number for number, task in enumerate(run.tasks, 1) for name in task.classes}
     owners = [task_of.get(name) for name in first.classes]
-    edges = [i - 0.5 for i in range(1, size) if owners[i] != owners[i - 1]]
+    edges = [i / per - 0.5 for i in range(1, size) if owners[i] != owners[i - 1]]
+    end = len(counts) - 0.5
     width = 1.5 if size <= MOST_NAMED else 0.5
     shapes = []
     for edge in edges:
-        across = {"x0": -0.5, "x1": size - 0.5, "y0": edge, "y1": edge}
-        down = {"x0": edge, "x1": edge, "y0": -0.5, "y1": size - 0.5}
+        across = {"x0": -0.5, "x1": end, "y0": edge, "y1": edge}
+        down = {"x0": edge, "x1": edge, "y0": -0.5, "y1": end}
         shapes += [{"type": "line", "line": {"width": width}, **line} for line in (across, down)]
     axis: dict[str, Any] = {"type": "category", "showgrid": False, "zeroline": False, "constrain": "domain"}
     if size <= MOST_NAMED:
@@ -186,16 +194,23 @@ def confusion(group: Group) -> tuple[Figure, int] | None:
     else:  # too many to name: the number of each task is in the middle of its classes
         known = sorted({owner for owner in owners if owner is not None})
         known = known[:: -(-len(known) // 10)]
-        middles = [fmean(i for i in range(size) if owners[i] == owner) for owner in known]
+        middles = [(fmean(i for i in range(size) if owners[i] == owner) + 0.5) / per - 0.5 for owner in known]
         axis |= {"tickmode": "array", "tickvals": middles, "ticktext": [str(owner) for owner in known]}
         titles = ("taken for class of task", "true class of task")
     layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": titles[0]}, "range": [-0.5, size - 0.5], **axis},
-        "yaxis": {"title": {"text": titles[1]}, "range": [size - 0.5, -0.5], "scaleanchor": "x", **axis},
+        "xaxis": {"title": {"text": titles[0]}, "range": [-0.5, end], **axis},
+        "yaxis": {"title": {"text": titles[1]}, "range": [end, -0.5], "scaleanchor": "x", **axis},
         "shapes": shapes,
     }
     numbers = _numbers(trace, decimals=0, zeros=False)  # they would only hide the rest
     return {"data": [trace, *numbers], "layout": layout}, len(used)
+
+
+def _merged(counts: list[list[int]], per: int) -> list[list[int]]:
+    """The same counts with `per` neighbouring classes in one row and column; there may be fewer in the last."""
+    starts = range(0, len(counts), per)
+    rows = [[sum(row[start : start + per]) for start in starts] for row in counts]
+    return [[sum(column) for column in zip(*rows[start : start + per], strict=True)] for start in starts]
 
 
 def shortened(names: Sequence[str], most: int) -> list[str]:
