@@ -3,7 +3,7 @@
 The Learner learns the tasks of a benchmark one by one. After each task except the last, the test examples of the tasks
 so far are known, and those of later tasks are unknown. AUROC measures how well a score separates the two (0.5 is
 chance); `reject=` uses the highest probability. ECE is the expected calibration error on the known test examples and
-NLL their mean negative log-likelihood, with temperature 1 and with the fitted one. All numbers are means over the calls.
+NLL their mean negative log-likelihood, with temperature 1 and with the fitted one. Numbers are means over the calls.
 
     python benchmarks/reject.py [--benchmarks NAME ...] [--methods NAME ...] [--train N] [--test N]
 """

@@ -34,9 +34,10 @@ CIFAR's pickles are read without running any code in them.
 Examples are counted from lists and headers. If only a part of a dataset is present, it is called a *subset*. It can be
 used, but a run on all of it warns that its results are not comparable with published ones.
 
-Texts and sentences without words (an empty cell, or blanks alone) are left out of training and test data. A warning names
-the file, their number and the first of their rows. It is an error if a class has no other examples, if a label is missing,
-or if an empty text is in a list that is given to `partial_fit`. `bace predict` answers every row, empty ones too.
+Texts and sentences without words (an empty cell, or only blanks) are left out of training and test data. A warning
+names the file, their number and the first of their rows. It is an error if a class has no other examples, if a label is
+missing, or if an empty text is in a list that is given to `partial_fit`. `bace predict` answers every row, including
+empty ones.
 
 Images are decoded once, when a run begins, into one tensor of bytes. From 5,000 images on, the tensor is a
 memory-mapped file in the folder `.bace` beside the data (or in `BACE_CACHE`, default `~/.cache/bace`, if the data
