@@ -44,7 +44,10 @@ def real_models() -> Path:
     return path or pytest.skip("the pre-trained models are not here: set BACE_MODELS")
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    for item in session.items if getattr(session.config.option, "loadgroup", False) else ():
+        if (group := item.get_closest_marker("xdist_group")) and not item.nodeid.endswith(f"@{group.args[0]}"):
+            raise pytest.UsageError("this pytest and this pytest-xdist do not keep the tests of a group in one process")
     gc.freeze()  # modules and tests stay to the end: the collector need not look at them again and again
 
 
