@@ -165,10 +165,10 @@ def test_svhn_files_of_another_shape_or_damaged_are_named(tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"'y' should hold 1 to 10"):
         read(tmp_path)
     savemat(file, {"X": np.zeros((32, 32, 3, 1), np.uint8)})
-    with pytest.raises(DataError, match=r"train_32x32\.mat is no \.mat file with 'y'"):
+    with pytest.raises(DataError, match=r"train_32x32\.mat is not a \.mat file with 'y'"):
         read(tmp_path)
     file.write_bytes(b"no such file" * 20)
-    with pytest.raises(DataError, match=r"train_32x32\.mat is no \.mat file"):
+    with pytest.raises(DataError, match=r"train_32x32\.mat is not a \.mat file"):
         read(tmp_path)
 
 
