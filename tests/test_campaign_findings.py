@@ -96,7 +96,7 @@ def test_a_report_says_which_file_of_a_run_was_changed(
     with (run / name).open("a") as file:
         file.write("\n" if name != "sha256.json" else "x")
     assert main(["report", str(run), "--out", page]) == 0
-    assert f"is not as its run left it: {name} changed" in capsys.readouterr().err
+    assert f"was changed after its run: {name}" in capsys.readouterr().err
 
 
 def test_a_resumed_run_says_that_its_log_was_changed(cut: Path) -> None:
