@@ -21,7 +21,7 @@ def write_run(
     finished: bool = True,
     **metrics: Any,
 ) -> Path:
-    """A run folder of two classes a task, with the files a run leaves; `metrics` replace those of the matrix."""
+    """A run folder with two classes per task and the files a run leaves; `metrics` replace those of the matrix."""
     folder.mkdir(parents=True)
     tasks = len(matrix)
     names = [str(number) for number in range(2 * tasks)]

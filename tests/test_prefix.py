@@ -43,7 +43,7 @@ def texts(lengths: list[int], seed: int = 0) -> dict[str, Tensor]:
 
 
 def blocks_run(encoder: TextEncoder, inputs: dict[str, Tensor]) -> list[int]:
-    """How many texts each block was given in one pass."""
+    """The number of texts that each block receives in one pass."""
     counts = [0] * DEPTH
 
     def count(block: int) -> Callable[..., None]:

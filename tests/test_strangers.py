@@ -57,7 +57,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command line said: an error of ours, not a fault."""
+    """The message of the command line, which must be an error for the user and not a fault of bace."""
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert "unexpected error" not in said
@@ -96,7 +96,7 @@ def test_the_formats_that_we_say_we_read_are_read(tmp_path: Path, suffix: str) -
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of one bit a pixel, all black: a thousandth of its pixels in bytes."""
+    """A black PNG with one bit per pixel; its bytes are a thousandth of its pixels."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -544,7 +544,8 @@ def test_the_parts_of_a_model_lie_in_its_folder(tiny: Any, tmp_path: Path) -> No
 
 
 def test_a_model_brings_no_code(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a hub: classes of its own in config.json and tokenizer_config.json, and the modules that define them."""
+    """A folder as on a hub, with its own classes in config.json and tokenizer_config.json and the modules that define
+    them."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # whoever is asked says yes
     evil = f"import pathlib\npathlib.Path({str(tmp_path / 'it ran')!r}).touch()\nclass Mine: pass\n"
     named = {name: "evil.Mine" for name in ("AutoConfig", "AutoModel", "AutoTokenizer")}
