@@ -34,7 +34,7 @@ LOOPS = ("anchor_steps", "energy_steps", "fuse_steps", "head_steps", "memory_ste
 
 # to learn a task: with the published rates prefixes and a new head hardly move in a hundred steps
 LONGER = {"CODA-Prompt": {"tune_epochs": 60, "tune_lr": 0.02}, "DualPrompt": {"tune_epochs": 60}}
-LONGER["SEQ*"] = {"warmup_lr": 0.001, "head_lr": 0.01}  # the published ones are those of a pre-trained encoder
+LONGER["SEQ*"] = {"warmup_lr": 0.001, "head_lr": 0.01}  # the published ones suit a pre-trained encoder
 # at ten times the published rate SGD diverges here
 SLOWER = {("SD-LoRA", "text"): {"tune_lr": 0.02}, ("SD-LoRA", "token"): {"tune_lr": 0.02, "tune_epochs": 200}}
 # DualPrompt gets 18 or 19 of the 20 training texts right, but 8 to 10 of the 12 test texts, whatever the seed; in 200
@@ -93,7 +93,7 @@ def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -
     learned, _ = assemble(config_from(tiny.settings(modality, method=short(method))))
     least = 60 if modality == "token" else 80  # entity-level F1 is the harder score
     if not any(p.requires_grad for p in learned.model.encoder.embeddings.parameters()):
-        # a method that freezes the backbone, which is random here and gives poor features: longer
+        # a method that freezes the backbone needs longer, because the backbone is random here and gives poor features
         epochs = 60
         settings |= {"train.lr": 0.003, "train.optimiser": "adamw"}
         least = 30 if modality == "token" else 80  # logistic regression on its features of words reaches 31 to 51
@@ -101,7 +101,7 @@ def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -
         settings |= {"train.optimiser": "adamw", "train.lr": 0.001 if modality == "text" else 0.01}
     least = LEAST.get((method, modality), least)
     if (rate := find_method(method).hyper_parameters().get("tune_lr")) and not longer:
-        longer = {"tune_lr": 10 * rate.default}  # the published one is that of a pre-trained encoder
+        longer = {"tune_lr": 10 * rate.default}  # the published one suits a pre-trained encoder
     chosen = short({"name": method, **longer}, epochs // 3, 32)
     score = score_of_first_task(tiny.settings(modality, method=chosen, **settings, **{"train.epochs": epochs // 3}))
     if score < least:

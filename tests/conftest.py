@@ -45,7 +45,7 @@ def real_models() -> Path:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # modules and tests stay to the end: the collector need not look at them again and again
+    gc.freeze()  # modules and tests stay to the end, so the collector need not look at them again
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ from bace.methods import METHODS
 
 PATIENCE = 120  # seconds
 STEPS = 20  # whose losses are compared
-PROCESSES = multiprocessing.get_context("forkserver")  # what takes a process long to import is imported once for all
+PROCESSES = multiprocessing.get_context("forkserver")  # slow imports, done once for all processes
 PROCESSES.set_forkserver_preload(
     ["bace.experiments.run", "transformers.models.vit.modeling_vit", "transformers.models.bert.modeling_bert"]
 )
@@ -245,6 +245,6 @@ def compare_all() -> int:
 
 
 if __name__ == "__main__":
-    import data_parallel  # the name under which processes find what they are to do
+    import data_parallel  # the name under which processes find their work
 
     sys.exit(data_parallel.compare_all())

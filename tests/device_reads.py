@@ -98,7 +98,7 @@ class _Operations(TorchDispatchMode):
         if any(there):
             self._check(name, given, there, args)
         out = func(*args, **kwargs)
-        # autograd makes zeros for what got no gradient, on the device of the rest
+        # autograd makes zeros for tensors without gradient, on the device of the others
         if any(there) or (not given and torch._C._current_graph_task_id() != -1):
             tree_map_only(Tensor, self.device.put, out)
         return out

@@ -73,7 +73,7 @@ def figures_of(page: Path) -> dict[str, Any]:
     return figures
 
 
-# One black and one white pixel: what a gallery shows for a picture.
+# A gallery shows one black and one white pixel for a picture.
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAAAAADRSSBWAAAAC0lEQVR4nGP4zwAAAgEBADK6K5IAAAAASUVORK5CYII="
 
 

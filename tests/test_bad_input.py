@@ -75,7 +75,7 @@ Action = Callable[[], Any]
 @dataclass
 class Row:
     name: str
-    prepare: Callable[[Place], Action]  # makes the bad thing, and gives what runs into it
+    prepare: Callable[[Place], Action]  # makes the bad input, and returns the call that meets it
     outcome: int | type[Exception]  # exit status of the command line, or what Python raises
     says: tuple[str, ...]  # patterns: the thing, the value, what to do
 

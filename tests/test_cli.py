@@ -722,7 +722,7 @@ def test_predict_reads_the_column_of_a_table_and_not_its_header_or_labels(
 def test_predict_reads_conll_files_sentence_by_sentence(
     runs: dict[str, Path], tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "words.conll").write_text("w50\nw1\n\nw41\n")  # without tags, as one has them to be tagged
+    (tmp_path / "words.conll").write_text("w50\nw1\n\nw41\n")  # without tags, as before tagging
     (tmp_path / "tagged.txt").write_text("-DOCSTART- -X- O\n\nw50 NN O\nw1 NN B-person\n\nw41 NN O\n")
     (tmp_path / "sentences.txt").write_text("w50 w1\nw41\n")
     found = [rows_of(capsys, str(runs["token"]), str(tmp_path / name)) for name in ("words.conll", "tagged.txt")]

@@ -87,7 +87,7 @@ def test_tensorboard_has_every_point_once(run: Path, expected: Logged) -> None:
     found: Logged = defaultdict(list)
     files = sorted((run / "tensorboard").iterdir())
     assert len(files) == 2  # before and after the interruption
-    for file in files:  # each by itself: nothing is hidden by the reader's care for steps that come again
+    for file in files:  # each by itself, because the reader would hide repeated steps
         events = EventAccumulator(str(file)).Reload()
         for tag in events.Tags()["scalars"]:
             found[tag] += [(event.step, event.value) for event in events.Scalars(tag)]

@@ -201,7 +201,7 @@ class Dies(Once):
     pass
 
 class TimesOut(Once):
-    number = 12  # SIGUSR2, which Slurm is told to send before the time is over
+    number = 12  # SIGUSR2, which we ask Slurm to send before the time is over
 """
 
 

@@ -333,7 +333,7 @@ def show_all(tab: Page) -> None:
 
 UNDRAWN = """Array.from(document.querySelectorAll('[data-figure]'))
   .filter(plot => !plot.querySelector('.main-svg')).map(plot => plot.dataset.figure)"""
-# What reaches out of the window, without what scrolls in a box of its own.
+# Elements that reach out of the window, except those that scroll in their own box.
 WIDE = """Array.from(document.querySelectorAll('body *')).filter(e => !e.closest('.scroll, pre, svg') &&
   e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"""
 INKS = """[getComputedStyle(document.body).color,

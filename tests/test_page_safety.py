@@ -73,7 +73,7 @@ def places(content: Any, where: str = "") -> Iterator[tuple[Any, Any, str]]:
     for key in keys:
         if isinstance(content[key], dict | list):
             yield from places(content[key], f"{where}.{key}")
-        elif key not in ("event", "loss", payload(906)):  # without these an event is none that the page shows
+        elif key not in ("event", "loss", payload(906)):  # the page does not show an event without these
             yield content, key, f"{where}.{key}"
     if isinstance(content, dict):
         yield content, "", f"{where}.new"
@@ -189,7 +189,7 @@ def test_nothing_runs(tab: Page, page: Path) -> None:
     drawn = tab.run(SCREEN)
     assert "~902\"'><script>" in drawn  # a value of a setting, on an axis
     assert "&lt;" not in drawn
-    assert tab.complaints == []  # not even an attempt that the policy had to stop
+    assert tab.complaints == []  # there was not even an attempt for the policy to stop
 
 
 @needs_chromium

@@ -53,7 +53,7 @@ def test_the_card_is_what_the_hub_reads(models: Any) -> None:
     data = yaml.safe_load(front)
     assert data["pipeline_tag"] == "image-classification"
     assert (data["library_name"], data["metrics"]) == ("bace", ["accuracy"])
-    assert "base_model" not in data  # a folder of ours is nothing that the hub knows
+    assert "base_model" not in data  # the hub does not know our folder
     assert "| 1 | ant, bee | 20 |" in body
     labels = json.loads((folder / "config.json").read_text())
     assert labels["id2label"] == {"0": "ant", "1": "bee"}

@@ -457,7 +457,7 @@ def test_the_model_is_exchanged_while_requests_are_answered(tiny: Any, tmp_path:
             assert (service.watched.model.version, len(service.watched.model.learner.classes_)) == (2, 4)
             shutil.copytree(service.folder, tmp_path / "other")
             shutil.rmtree(service.folder)
-            service.watched.look()  # gone: the model stays, and it is said
+            service.watched.look()  # the folder is gone: the model stays, and the problem is reported
             assert "cannot" in service.watched.problem or "holds no" in service.watched.problem
             assert service.watched.model.version == 2
             (tmp_path / "other").rename(service.folder)

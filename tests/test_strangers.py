@@ -37,7 +37,7 @@ from bace.models.loading import load_encoder
 from bace.models.weights import read_weights
 
 NESTED = "[" * 100_000 + "]" * 100_000
-DEEP = "[" * 500 + "]" * 500  # which Python's reader takes, and what works on it by recursion may not
+DEEP = "[" * 500 + "]" * 500  # Python's reader accepts it, but recursive functions may not
 LONG = "1" * 5000  # digits: Python refuses to make a number of them
 HALF = '"\\ud800"'  # half of a character
 
@@ -546,7 +546,7 @@ def test_the_parts_of_a_model_lie_in_its_folder(tiny: Any, tmp_path: Path) -> No
 def test_a_model_brings_no_code(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder as on a hub, with its own classes in config.json and tokenizer_config.json and the modules that define
     them."""
-    monkeypatch.setattr("builtins.input", lambda *_: "y")  # whoever is asked says yes
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # every question is answered with yes
     evil = f"import pathlib\npathlib.Path({str(tmp_path / 'it ran')!r}).touch()\nclass Mine: pass\n"
     named = {name: "evil.Mine" for name in ("AutoConfig", "AutoModel", "AutoTokenizer")}
     for source, load in ((tiny.vit, load_encoder), (tiny.bert, load_encoder), (tiny.bert, tokenizer)):
@@ -572,7 +572,7 @@ def test_no_source_of_ours_trusts_remote_code() -> None:
     sources = [path.read_text() for path in Path(bace.__file__).parent.rglob("*.py")]
     assert sum(source.count("trust_remote_code") for source in sources) == 1
     assert sum(source.count("trust_remote_code=False") for source in sources) == 1
-    # a tokenizer, that of a saved model, transformers' own classes; and what a model card says of ours
+    # a tokenizer, the tokenizer of a saved model, transformers' own classes; and our model card
     assert sum(source.count(".from_pretrained(") for source in sources) == 4
 
 

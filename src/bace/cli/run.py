@@ -26,7 +26,7 @@ def command(
     """Run one method on one benchmark.
 
     --benchmark NAME, --method NAME, --backbone NAME and --memory N are short for --benchmark.name, --method.name,
-    --backbone.name and --memory.size. The defaults below are those of this method on this benchmark.
+    --backbone.name and --memory.size. The defaults below apply to this method on this benchmark.
 
     Args:
         out: the folder that keeps the run, by default runs/BENCHMARK-METHOD-SEED. The same command continues a run that

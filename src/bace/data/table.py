@@ -237,7 +237,7 @@ def unlabelled(
 
 
 def first_of_each(shown: Sequence[set[str]], limit: int | None) -> list[int]:
-    """The rows, in order, that show a class of which fewer than `limit` rows were taken; no class counts as a class."""
+    """The rows, in order, that show a class with fewer than `limit` rows so far; no class counts as a class."""
     if limit is None:
         return list(range(len(shown)))
     taken: Counter[str] = Counter()

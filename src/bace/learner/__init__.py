@@ -311,7 +311,7 @@ class Learner(ModelHubMixin):
         return f"<Learner({self._given['method']!r}{settings}): {taught}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """The learner as HTML, for notebooks."""
         return f"<p><code>{escape(repr(self))}</code></p>{as_table(self.history_)}"
 
     # -- saving
