@@ -102,7 +102,7 @@ def test_a_report_says_which_file_of_a_run_was_changed(
 def test_a_resumed_run_says_that_its_log_was_changed(cut: Path) -> None:
     log = cut / "log.jsonl"
     log.write_text(log.read_text().replace("1", "2", 1))
-    with pytest.warns(UserWarning, match=r"log\.jsonl' is not as the run left it"):
+    with pytest.warns(UserWarning, match=r"log\.jsonl' was changed after the run wrote it"):
         bace.run(resume=cut)
 
 

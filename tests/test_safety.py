@@ -267,7 +267,7 @@ def test_a_log_that_lost_its_end_is_not_padded(tiny: Any, tmp_path: Path) -> Non
     log = tmp_path / "run" / "log.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:2]))
-    with pytest.warns(UserWarning, match="is not as the run left it"):
+    with pytest.warns(UserWarning, match="was changed after the run wrote it"):
         bace.run(resume=tmp_path / "run")
     assert b"\0" not in log.read_bytes()
     assert [json.loads(line) for line in log.read_text().splitlines()] == [json.loads(line) for line in lines[:2]]
