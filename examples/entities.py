@@ -15,8 +15,8 @@ from pathlib import Path
 import bace
 
 # These sentences stand for your own: a CoNLL file for each month, with a word and its tag in each line and an empty
-# line between sentences. The test has other names than the training. February's file marks companies only: persons and
-# places occur in it, too, but nobody marked them.
+# line between sentences. Test names do not occur in the training data. February's file marks companies only:
+# persons and places occur in it, too, but nobody marked them.
 NAMES = {
     "train": {
         "person": "Anna Keller|James Okafor|Maria Lopez|Tom Baker|Yuki Tanaka|Peter Novak|Fatima Hassan|Lucy Chen|"
@@ -51,11 +51,11 @@ SENTENCES = {
     ],
 }
 MONTHS = {"january": ["person", "place"], "february": ["company"]}
-Parts = list[tuple[str, str]]  # a word or a name, and its type: "" for words that are no name
+Parts = list[tuple[str, str]]  # a word or a name, and its type; "" for words that are not names
 
 
 def sentences(month: str, split: str, rounds: int) -> list[Parts]:
-    """The month's sentences with names in their slots, this many times over."""
+    """The month's sentences, repeated this many times, with names in their slots."""
     chance, found = random.Random(f"{month} {split}"), []
     for template in SENTENCES[month] * rounds:
         slots = [(part, part.strip("{}") if part.startswith("{") else "") for part in template.split()]
@@ -64,7 +64,7 @@ def sentences(month: str, split: str, rounds: int) -> list[Parts]:
 
 
 def write(file: Path, written: list[Parts], types: list[str]) -> None:
-    """The sentences as CoNLL, in which only these types are marked."""
+    """Write the sentences as CoNLL and mark only these types."""
     lines = []
     for parts in written:
         for text, kind in parts:
@@ -83,7 +83,7 @@ write(Path("notes", "test.conll"), test, [kind for types in MONTHS.values() for 
 
 
 def f1(learner: bace.Learner, kind: str) -> str:
-    """The entities of a type that are found exactly: the harmonic mean of precision and recall."""
+    """The F1 of a type, which is the harmonic mean of precision and recall; an entity must be found exactly."""
     texts = [" ".join(text for text, _ in parts) for parts in test]
     there = {(i, text) for i, parts in enumerate(test) for text, own in parts if own == kind}
     found = {(i, span.text) for i, spans in enumerate(learner.entities(texts)) for span in spans if span.type == kind}
@@ -91,10 +91,10 @@ def f1(learner: bace.Learner, kind: str) -> str:
 
 
 learner = bace.Learner(
-    "extendner",  # distils from the model of the month before what February's file leaves unmarked
-    memory=30,  # sentences that are kept; replayed with the new ones
-    backbone={"name": "minilm", "freeze": 4},  # two of six blocks are trained, to be quick
-    train={"epochs": 4, "batch_size": 8, "lr": 1e-3},  # these would be chosen from the data; a choice takes time
+    "extendner",  # in February, it learns unmarked words from the model of January
+    memory=30,  # this many sentences are kept and replayed with the new ones
+    backbone={"name": "minilm", "freeze": 4},  # only two of six blocks are trained, which is quick
+    train={"epochs": 4, "batch_size": 8, "lr": 1e-3},  # otherwise they are chosen from the data, which takes time
 )
 learner.partial_fit("notes/january.conll")
 print(f"after January: F1 is {f1(learner, 'person')} for persons and {f1(learner, 'place')} for places")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import bace
 
-# These questions stand for your own: a CSV file for each month, with the columns text and label. Those of the test have
-# other words and other things than those of the training.
+# These questions stand for your own: a CSV file for each month, with the columns text and label. The test questions use
+# other words and other things than the training questions.
 THINGS = {"train": ["lamp", "kettle", "bicycle", "jacket"], "test": ["printer", "sofa"]}
 QUESTIONS = {
     "delivery": {

@@ -54,7 +54,7 @@ def described(method: type[Method]) -> list[str]:
 
 
 def named(method: type[Method]) -> str:
-    return "**" + method.title.replace("*", "\\*") + "**"  # SEQ*'s star is no markup
+    return "**" + method.title.replace("*", "\\*") + "**"  # the star of SEQ* is not markup
 
 
 def cost(method: Method, besides: str) -> str:
@@ -70,7 +70,7 @@ def cost(method: Method, besides: str) -> str:
 
 
 def verified(method: type[Method]) -> list[str]:
-    """The docstring of the method's formula tests, and how many there are."""
+    """The docstring of the method's formula tests, and their number."""
     path = next(
         path
         for name in (method.__module__.rpartition(".")[2], "baselines")

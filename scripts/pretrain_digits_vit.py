@@ -1,10 +1,11 @@
 """Pre-train the micro ViT of the `digits` benchmark on letters and clothes, never on a digit.
 
     PYTHONPATH=src python scripts/pretrain_digits_vit.py             # trains, writes src/bace/data/digits_vit, measures
-    PYTHONPATH=src python scripts/pretrain_digits_vit.py --measure   # only measures the weights that are there
+    PYTHONPATH=src python scripts/pretrain_digits_vit.py --measure   # only measures the existing weights
 
-Reads notMNIST and Fashion-MNIST as Parquet (columns image, label) from the folders `notmnist` and `fashion_mnist` of
-$BACE_DATA, by default `../shared/data`. Same seed and same versions, same weights: everything runs on one thread.
+It reads notMNIST and Fashion-MNIST as Parquet (columns image, label) from the folders `notmnist` and `fashion_mnist` of
+$BACE_DATA, by default `../shared/data`. Everything runs on one thread, so the same seed and versions give the same
+weights.
 """
 
 import argparse
@@ -34,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "src" / "bace" / "data" / "digits_vit"
 SIZE = 16  # input side; a patch of 4 covers 2 x 2 of a digit's 8 x 8 pixels
 LETTERS = 10  # classes 0..9 are the letters A..J, 10..19 the clothes
-SCALE = 10.0  # of the cosine head, as the product's own heads start
+SCALE = 10.0  # of the cosine head; the initial scale of bace's heads
 
 
 def read(name: str, split: str) -> tuple[Tensor, Tensor]:  # (pictures, 28, 28) uint8, (pictures,)
@@ -56,7 +57,7 @@ def letters_and_clothes(split: str) -> tuple[Tensor, Tensor]:  # (pictures, 28, 
 def as_input(
     eight: Tensor,  # (rows, 1, 8, 8) in [0, 1]
 ) -> Tensor:  # (rows, 3, SIZE, SIZE) in [-1, 1]
-    """What the product makes of a digit: 17 grey levels, uint8, bicubic to the input size, mean = std = 0.5."""
+    """The input that bace gives for a digit: 17 grey levels, uint8, bicubic to the input size, mean = std = 0.5."""
     stored = ((eight * 16).round() * 255 / 16).floor()
     large = F.interpolate(stored, size=(SIZE, SIZE), mode="bicubic", align_corners=False).clamp(0, 255)
     return (large / 127.5 - 1).expand(-1, 3, -1, -1)
@@ -66,7 +67,7 @@ def plain(
     pictures: Tensor,  # (rows, 28, 28) uint8
 ) -> Tensor:  # (rows, 3, SIZE, SIZE)
     grey = pictures[:, None].float() / 255
-    # The digits were made in the same way: 4 x 4 blocks of a 32 x 32 bitmap are counted.
+    # The digits were made in the same way, by counting 4 x 4 blocks of a 32 x 32 bitmap.
     return as_input(F.avg_pool2d(F.interpolate(grey, size=(32, 32), mode="bilinear", align_corners=False), 4))
 
 
@@ -75,7 +76,7 @@ def augmented(
     labels: Tensor,  # (rows,)
     draw: torch.Generator,
 ) -> Tensor:  # (rows, 3, SIZE, SIZE)
-    """Small affine and elastic deformation, other stroke widths; only clothes are mirrored, as a letter has a side."""
+    """Apply small affine and elastic deformations and change stroke widths. Only clothes are mirrored, not letters."""
     rows = len(pictures)
 
     def uniform(*shape: int) -> Tensor:
@@ -183,7 +184,7 @@ Digits = tuple[Tensor, Tensor, np.ndarray, np.ndarray]
 
 
 def digits() -> Digits:  # (1797, 3, SIZE, SIZE), (1797,), train ids, test ids
-    """The digits, only ever used to measure, after the weights are written."""
+    """The digits, which are only used for measuring, after the weights are written."""
     data = load_digits()
     train, test = train_test_split(np.arange(len(data.target)), test_size=0.2, stratify=data.target, random_state=0)
     inputs = as_input(torch.tensor(data.images, dtype=torch.float32)[:, None] / 16)
@@ -205,7 +206,10 @@ def probe(
 
 
 def fine_tune(model: ViTModel, data: Digits, lr: float, epochs: int = 5) -> tuple[float, float]:
-    """All ten digits jointly, SGD with momentum 0.9, batch 32, cosine head: test accuracy and seconds an epoch."""
+    """Train on all ten digits jointly with SGD (momentum 0.9, batch 32, cosine head).
+
+    Returns the test accuracy and the seconds per epoch.
+    """
     inputs, labels, train, test = data
     model = copy.deepcopy(model)
     torch.manual_seed(0)
@@ -282,7 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pre-train the micro ViT of the digits benchmark.")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--measure", action="store_true", help="measure the weights that are there; train nothing")
+    parser.add_argument("--measure", action="store_true", help="measure the existing weights and train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

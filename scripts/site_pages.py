@@ -1,7 +1,7 @@
-"""What mkdocs.yml cannot say: the pages that lie outside docs/, and links to files that are not pages.
+"""Settings that mkdocs.yml cannot express: pages outside docs/, and links to files that are not pages.
 
 README.md, CONTRIBUTING.md and CHANGELOG.md belong to the site, too. Links in the repository's pages lead from file to
-file; here those to pages become links between pages, and those to code become the file's path.
+file. Here a link to a page becomes a link between pages, and a link to code becomes the path of the file.
 """
 
 import posixpath

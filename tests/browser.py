@@ -18,7 +18,7 @@ PATIENCE = 60  # seconds
 
 
 class Page:
-    """One tab. `complaints` collects errors and warnings of the console, and what the page failed to load."""
+    """One tab. `complaints` collects errors and warnings of the console, and files that the page failed to load."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self.to_browser, self.from_browser, self.unread = to_browser, from_browser, b""
@@ -44,7 +44,7 @@ class Page:
         return result
 
     def read(self) -> dict[str, Any]:
-        """The next message; events are noted on the way."""
+        """The next message; events that arrive before it are recorded."""
         parts = [self.unread]
         while b"\0" not in parts[-1]:
             assert select.select([self.from_browser], [], [], PATIENCE)[0], "the browser does not answer"
@@ -64,7 +64,7 @@ class Page:
         return message
 
     def open(self, path: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Show a file or a URL on a screen of this width in the theme the reader prefers; wait until it is drawn."""
+        """Show a file or a URL on a screen of this width in the reader's preferred theme; wait until it is drawn."""
         phone = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -82,7 +82,7 @@ class Page:
         return answer["result"].get("value")
 
     def press(self, key: str) -> None:
-        """A key on the keyboard: "Tab", "Enter"."""
+        """Press a key on the keyboard: "Tab", "Enter"."""
         code = {"Tab": 9, "Enter": 13, " ": 32}[key]
         text = {"Enter": "\r", " ": " "}.get(key, "")
         for kind in ("keyDown", "keyUp"):
@@ -92,7 +92,7 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def screenshot(self, path: Path, *, height: int | None = None) -> Path:
-        """The page from its top, whole or cut at `height`, as PNG."""
+        """The page from its top as PNG, whole or cut at `height`."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(height or 16_000, size["height"]), "scale": 1}
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
@@ -103,7 +103,7 @@ class Page:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A fresh Chromium with one tab, gone afterwards."""
+    """A fresh Chromium with one tab, which is closed afterwards."""
     assert CHROMIUM is not None
     theirs, ours = os.pipe()
     read, write = os.pipe()

@@ -34,7 +34,7 @@ LOOPS = ("anchor_steps", "energy_steps", "fuse_steps", "head_steps", "memory_ste
 
 # to learn a task: with the published rates prefixes and a new head hardly move in a hundred steps
 LONGER = {"CODA-Prompt": {"tune_epochs": 60, "tune_lr": 0.02}, "DualPrompt": {"tune_epochs": 60}}
-LONGER["SEQ*"] = {"warmup_lr": 0.001, "head_lr": 0.01}  # the published ones are those of a pre-trained encoder
+LONGER["SEQ*"] = {"warmup_lr": 0.001, "head_lr": 0.01}  # the published ones suit a pre-trained encoder
 # at ten times the published rate SGD diverges here
 SLOWER = {("SD-LoRA", "text"): {"tune_lr": 0.02}, ("SD-LoRA", "token"): {"tune_lr": 0.02, "tune_epochs": 200}}
 # DualPrompt gets 18 or 19 of the 20 training texts right, but 8 to 10 of the 12 test texts, whatever the seed; in 200
@@ -43,8 +43,8 @@ LEAST = {("DualPrompt", "text"): 65}
 
 
 def short(method: str | dict[str, Any], epochs: int = 2, most: int = 2) -> dict[str, Any]:
-    """The method, by its name or with hyper-parameters, with this many epochs in all stages that have epochs of their
-    own and small batches in those that have their own size, at most `most` rounds of its own loops, and few random
+    """The method, by its name or with hyper-parameters, made fast: stages with their own epochs have this many, stages
+    with their own batch size have small batches, its own loops have at most `most` rounds, and it has few random
     features."""
     chosen = {"name": method} if isinstance(method, str) else method
     parameters = find_method(chosen["name"]).hyper_parameters()
@@ -60,7 +60,7 @@ def straight_run(tiny: Any, method: str | dict[str, Any], modality: str, folder:
 
 
 def final_state(folder: Path) -> tuple[dict[str, Tensor], Any]:
-    """Everything a finished run leaves, but for times."""
+    """Everything a finished run leaves, except times."""
     found = checkpoint.load(folder / "checkpoints")
     assert found is not None
     tensors, _ = found
@@ -78,7 +78,7 @@ def assert_same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tenso
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Equal, and NaN (the padding of a memory's notes) in the same places."""
+    """Whether two tensors are equal and have NaN (the padding of a memory's notes) in the same places."""
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
@@ -86,14 +86,14 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    """In a third of the epochs that it is given, if it can: most methods learn as soon as that."""
+    """A method learns in a third of its epochs if it can, as most methods do, or else in all of them."""
     # clean views, and room for the whole task in memory: GDumb learns from that alone
     settings = {"benchmark.tasks": [2, 1], "train.batch_size": 4, "memory": 60, "benchmark.augment": False}
     epochs, longer = 20, LONGER.get(method) or SLOWER.get((method, modality), {})
     learned, _ = assemble(config_from(tiny.settings(modality, method=short(method))))
     least = 60 if modality == "token" else 80  # entity-level F1 is the harder score
     if not any(p.requires_grad for p in learned.model.encoder.embeddings.parameters()):
-        # a method that freezes the backbone, which is random here and gives poor features: longer
+        # a method that freezes the backbone needs longer, because the backbone is random here and gives poor features
         epochs = 60
         settings |= {"train.lr": 0.003, "train.optimiser": "adamw"}
         least = 30 if modality == "token" else 80  # logistic regression on its features of words reaches 31 to 51
@@ -101,7 +101,7 @@ def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -
         settings |= {"train.optimiser": "adamw", "train.lr": 0.001 if modality == "text" else 0.01}
     least = LEAST.get((method, modality), least)
     if (rate := find_method(method).hyper_parameters().get("tune_lr")) and not longer:
-        longer = {"tune_lr": 10 * rate.default}  # the published one is that of a pre-trained encoder
+        longer = {"tune_lr": 10 * rate.default}  # the published one suits a pre-trained encoder
     chosen = short({"name": method, **longer}, epochs // 3, 32)
     score = score_of_first_task(tiny.settings(modality, method=chosen, **settings, **{"train.epochs": epochs // 3}))
     if score < least:
@@ -122,7 +122,7 @@ def check_seed_matters(tiny: Any, method: str, modality: str, folder: Path) -> N
 
 
 def check_resume_equals_the_straight_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path) -> None:
-    """Cut at every kind of resume point, in an early and in a late place."""
+    """The run is cut at every kind of resume point, in an early and in a late place."""
     expected = final_state(folder / "straight")
     for copy in copied_run(tiny, method, modality, folder):
         bace.run(resume=copy)
@@ -152,8 +152,8 @@ def check_memory_stays_within_its_budget(tiny: Any, method: str, modality: str, 
 
 
 def check_what_is_kept_was_announced(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    """Before the run the method says how many numbers it will keep; half an encoder is room for heads and tables. What
-    it keeps is logged after each task."""
+    """Before the run the method says how many numbers it will keep, with half an encoder's size allowed for heads and
+    tables. The log records after each task what it keeps."""
     learned, stream = assemble(config_from(tiny.settings(modality, method=short(method))))
     encoder = sum(p.numel() for p in learned.model.encoder.parameters())
     events = [json.loads(line) for line in (folder / "straight" / "log.jsonl").read_text().splitlines()]
@@ -195,15 +195,15 @@ def check_nothing_is_pickled(tiny: Any, method: str, modality: str, folder: Path
 
 
 def check_peeking_is_refused(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    """While a task is learned, its own test examples and later tasks' are closed to the method, and what earlier tasks
-    have not left in memory."""
+    """While a task is learned, the method cannot read its test examples, later tasks, or examples of earlier tasks that
+    are not in memory."""
     peeking_run(tiny, method, modality, folder)
     peeked = json.loads((folder / "peeked.json").read_text())
     assert peeked == ([] if find_method(method).licence == "past" else [1, 2])
 
 
 def check_learner(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    """Taught call by call with the old data gone; saved and loaded it predicts and learns on as before."""
+    """The learner is taught call by call without the old data. Saved and loaded, it predicts and learns as before."""
     settings = {k: v for k, v in tiny.settings(modality).items() if not k.startswith("benchmark")}
     learner = bace.Learner(short(method), **settings)
     first, second = (training_examples(tiny, modality, classes) for classes in ((0, 1), (2, 3)))
@@ -239,7 +239,7 @@ def check_learner(tiny: Any, method: str, modality: str, folder: Path) -> None:
 
 
 def assert_forgets(learner: bace.Learner, name: Any, inputs: Any) -> None:
-    """Nothing that has an entry for each class tells anything of a class that was forgotten, and it never wins."""
+    """No tensor with an entry for each class reveals anything about a forgotten class, and the class never wins."""
     learner.forget(name)
     assert len(learner.classes_) == 3
     assert name not in learner.classes_
@@ -285,7 +285,7 @@ def score_of_first_task(settings: dict[str, Any]) -> float:
 
 
 def counted_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path) -> None:
-    """The straight run; which of its resume points are worth cutting at is noted beside it."""
+    """The uninterrupted run; the resume points that are worth cutting at are recorded beside it."""
     met: dict[str, int] = {}
     steps_of: dict[str, list[int]] = {}  # by stage
 
@@ -309,8 +309,8 @@ def counted_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: 
 
 
 def peeking_run(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    """Run with another seed, in `folder / "seed"`, and try before each epoch to read what is closed; once for all
-    checks. The later tasks in which memory alone was open are noted beside it."""
+    """Run with another seed, in `folder / "seed"`, and try before each epoch to read examples that are closed; once for
+    all checks. The later tasks in which only the memory was open are recorded beside it."""
     found: dict[int, Tensor] = {}  # the memory as each task found it; a task may already change it
 
     class PeekingTrainer(Trainer):
@@ -336,8 +336,8 @@ def peeking_run(tiny: Any, method: str, modality: str, folder: Path) -> None:
 
 
 def copied_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: Path) -> list[Path]:
-    """Run again, in `folder / "copied"`, and copy it at each of the chosen resume points; once for all checks. Gives
-    the copies."""
+    """Run again, in `folder / "copied"`, and copy the run at each of the chosen resume points; once for all checks.
+    Return the copies."""
     chosen: dict[str, list[int]] = json.loads((folder / "points.json").read_text())
     points = [(kind, count) for kind, counts in chosen.items() for count in counts]
     if not (folder / "copied").exists():
@@ -348,8 +348,8 @@ def copied_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: P
 
 
 def copying_at(points: list[tuple[str, int]], folder: Path) -> type[Trainer]:
-    """A trainer that writes a checkpoint at these resume points and copies its run folder, `folder / "copied"`, as it
-    is then: what a run killed there would leave."""
+    """A trainer that writes a checkpoint at these resume points and then copies its run folder, `folder / "copied"`,
+    which a run killed there would leave."""
 
     class CopyingTrainer(Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -368,7 +368,7 @@ def copying_at(points: list[tuple[str, int]], folder: Path) -> type[Trainer]:
 
 @contextmanager
 def data_of_calls() -> Iterator[list[weakref.ref[Any]]]:
-    """Weak references to the raw examples that every `partial_fit` in here learns from, and to their tensors."""
+    """Weak references to the raw examples that every `partial_fit` in this block learns from, and to their tensors."""
     found: list[weakref.ref[Any]] = []
 
     class WatchedTrainer(Trainer):
@@ -384,8 +384,8 @@ def data_of_calls() -> Iterator[list[weakref.ref[Any]]]:
 
 
 def assert_lets_go(learner: bace.Learner, data: list[weakref.ref[Any]]) -> None:
-    """Of a call's data nothing is left but the memory's examples (all, for a method that trains jointly), under ids
-    that lead to examples of the task that each is of."""
+    """After a call only the examples in memory are left (all examples, for a method that trains jointly), and each id
+    leads to an example of its own task."""
     assert data
     assert not any(reference() is not None for reference in data)
     method = learner.method

@@ -48,12 +48,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items if getattr(session.config.option, "loadgroup", False) else ():
         if (group := item.get_closest_marker("xdist_group")) and not item.nodeid.endswith(f"@{group.args[0]}"):
             raise pytest.UsageError("this pytest and this pytest-xdist do not keep the tests of a group in one process")
-    gc.freeze()  # modules and tests stay to the end: the collector need not look at them again and again
+    gc.freeze()  # modules and tests stay to the end, so the collector need not look at them again
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Tiny"]:
-    """Its backbones are read from their files once, and every run in this process gets a copy."""
+    """Read backbones from their files once, and give every run in this process a copy."""
     made = Tiny(tmp_path_factory.mktemp("tiny"))
     with read_once(made.folder):
         yield made
@@ -61,7 +61,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Tiny"]:
 
 @contextmanager
 def read_once(folder: Path) -> Iterator[None]:
-    """In here, a backbone in this folder is read from its file once, and every run gets a copy."""
+    """Inside this block, a backbone in this folder is read from its file once, and every run gets a copy."""
 
     @functools.cache
     def read(name: str, image_size: int | None, dtype: torch.dtype) -> Encoder:
@@ -79,7 +79,7 @@ def read_once(folder: Path) -> Iterator[None]:
 
 @pytest.fixture
 def double() -> Iterator[None]:
-    """In double precision: what a formula gives then differs from its oracle by 1e-12, on every instruction set."""
+    """Run in double precision, in which a formula differs from its oracle by 1e-12 on every instruction set."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -87,7 +87,7 @@ def double() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def formulas_in_double(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All formula tests, and what their modules share."""
+    """All formula tests and the fixtures that their modules share."""
     if request.path.parent.name == "formulas":
         request.getfixturevalue("tiny")  # first: its weights are single, whichever module asks for them
         torch.set_default_dtype(torch.float64)
@@ -100,7 +100,7 @@ TYPES = ["person", "place", "thing", "event", "time"]
 
 
 class Tiny:
-    """Backbones of two small blocks and data sets of five classes, in the layouts that users have."""
+    """Backbones with two small blocks and data sets with five classes, in the layouts that users have."""
 
     classes = ("ant", "bee", "cat", "dog", "eel")
 
@@ -205,7 +205,7 @@ def _save_texts(folder: Path, classes: tuple[str, ...]) -> None:
 
 
 def _save_sentences(folder: Path) -> None:
-    """Sentences of background words with an entity or two; each type has words of its own."""
+    """Sentences of background words with an entity or two; each type has its own words."""
     rng = torch.Generator().manual_seed(3)
     folder.mkdir()
     for split, count in (("train", 10), ("test", 6)):

@@ -32,14 +32,14 @@ from bace.methods import METHODS
 
 PATIENCE = 120  # seconds
 STEPS = 20  # whose losses are compared
-PROCESSES = multiprocessing.get_context("forkserver")  # what takes a process long to import is imported once for all
+PROCESSES = multiprocessing.get_context("forkserver")  # slow imports, done once for all processes
 PROCESSES.set_forkserver_preload(
     ["bace.experiments.run", "transformers.models.vit.modeling_vit", "transformers.models.bert.modeling_bert"]
 )
 
 
 class ListeningTrainer(Trainer):
-    """Notes the loss of each step."""
+    """Records the loss of each step."""
 
     heard: ClassVar[list[float]] = []
 
@@ -51,8 +51,8 @@ class ListeningTrainer(Trainer):
 
 @contextlib.contextmanager
 def exactly() -> Iterator[None]:
-    """In double precision, where sums in another order differ by nothing that training could amplify, and without
-    dropout, of which every process draws its own."""
+    """Run in double precision, in which training does not amplify the order of sums, and without dropout, which every
+    process draws for itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bace.experiments.run.Trainer", ListeningTrainer)
         patch.setattr(nn.Dropout, "forward", lambda self, x: x)
@@ -75,7 +75,7 @@ def without_dropout(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def job(tiny: Tiny, modality: str, method: dict[str, Any], **changes: object) -> dict[str, Any]:
     """The settings of a run that is compared. IDBR keeps the text that is nearest to the centre of a cluster; in a
-    cluster of two both are, and rounding decides."""
+    cluster of two, both texts are equally near and rounding decides."""
     if method["name"] == "IDBR":
         changes["memory.select"] = "random"
     return tiny.settings(modality, method=method, **changes)
@@ -100,8 +100,8 @@ def measured(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def started(ranks: int, said: Path, work: Callable[..., None], *given: Any) -> list[BaseProcess]:
-    """Processes that work as ranks of one run; what torchrun does, without the seconds that it takes to begin. What
-    they print is added to the file `said`."""
+    """Processes that work as ranks of one run, as under torchrun but without the seconds that it takes to start. Their
+    output is appended to the file `said`."""
     meeting = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": meeting.port}
     group |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
@@ -113,7 +113,7 @@ def started(ranks: int, said: Path, work: Callable[..., None], *given: Any) -> l
 
 
 class Crew(list[BaseProcess]):
-    """The processes, and the store where they meet, which lives as long."""
+    """The processes, and the store where they meet, which lives as long as they do."""
 
     def __init__(self, meeting: torch.distributed.TCPStore) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def go_through(jobs: dict[str, dict[str, Any]], out: Path) -> None:
 
 
 def shared_and_alone(jobs: dict[str, dict[str, Any]], folder: Path) -> dict[str, tuple[Any, Any]]:
-    """What two processes have measured of each job, and what one has."""
+    """The measurements of each job by two processes and by one."""
     crew = started(2, folder / "said.txt", go_through, jobs, folder / "found.json")
     with exactly():
         alone = {name: measured(settings) for name, settings in jobs.items()}
@@ -206,7 +206,7 @@ def shared_and_alone(jobs: dict[str, dict[str, Any]], folder: Path) -> dict[str,
 
 
 def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
-    """What is not the same, in words; "" if nothing is."""
+    """The differences in words; "" if there are none."""
     if "error" in found:
         return str(found["error"])
     if len(found["losses"]) != len(expected["losses"]):
@@ -224,7 +224,7 @@ def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
 
 
 def compare_all() -> int:
-    """Every method in every modality, or those that are named; a line for each."""
+    """Compare every method, or those that are named, in every modality, and print a line for each."""
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="bace-parallel-"))
     tiny, asked = Tiny(folder / "tiny"), sys.argv[1:]
@@ -245,6 +245,6 @@ def compare_all() -> int:
 
 
 if __name__ == "__main__":
-    import data_parallel  # the name under which processes find what they are to do
+    import data_parallel  # the name under which processes find their work
 
     sys.exit(data_parallel.compare_all())

@@ -39,7 +39,7 @@ SOURCES = Path(__file__).parent.parent / "src"
 
 
 class Device:
-    """Which tensors are on the device, and what was read from it. Nothing is noted outside of `watched`."""
+    """Records which tensors are on the device and what was read from it. Nothing is recorded outside of `watched`."""
 
     def __init__(self) -> None:
         self.storages: dict[int, StorageWeakRef] = {}
@@ -79,12 +79,12 @@ class Device:
 
 
 def _without_storage(tensor: Tensor) -> bool:
-    """Only a shape, or one of torch.func's, which Fisher information between tasks is computed with."""
+    """Whether a tensor is only a shape, or one of torch.func's, which compute Fisher information between tasks."""
     return tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 class _Operations(TorchDispatchMode):
-    """Below autograd: every operation, those of the backward pass included."""
+    """Sees every operation below autograd, including those of the backward pass."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class _Operations(TorchDispatchMode):
         if any(there):
             self._check(name, given, there, args)
         out = func(*args, **kwargs)
-        # autograd makes zeros for what got no gradient, on the device of the rest
+        # autograd makes zeros for tensors without gradient, on the device of the others
         if any(there) or (not given and torch._C._current_graph_task_id() != -1):
             tree_map_only(Tensor, self.device.put, out)
         return out
@@ -120,7 +120,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """Above autograd: moves between host and device, which on the CPU would do nothing."""
+    """Sees moves between host and device above autograd; on the CPU they would do nothing."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from bace.serving.export import AGREE, PREDICTORS, export
 
 
 def compare(tiny: Tiny, method: str, modality: str, path: Path) -> tuple[float, int, int]:
-    """The largest difference relative to the largest score, how often the argmax agrees, and out of how many rows."""
+    """The largest difference relative to the largest score, the number of rows whose argmax agrees, and of all rows."""
     learner = taught(tiny, method, modality)
     assert learner.method is not None
     export(learner, path)

@@ -14,7 +14,7 @@ BACE = "import sys; from bace.cli.main import main; sys.exit(main(sys.argv[1:]))
 
 
 def start(code: str, *words: str, out: str | Path = os.devnull, err: str | Path = os.devnull) -> BaseProcess:
-    """As `python -c code words` does, with what it says in these files."""
+    """Run code as `python -c code words` does, with its output in these files."""
     child: BaseProcess = process_context().Process(target=execute, args=(code, words, str(out), str(err)))
     child.start()
     return child

@@ -21,7 +21,7 @@ def write_run(
     finished: bool = True,
     **metrics: Any,
 ) -> Path:
-    """A run folder of two classes a task, with the files a run leaves; `metrics` replace those of the matrix."""
+    """A run folder with two classes per task and the files a run leaves; `metrics` replace those of the matrix."""
     folder.mkdir(parents=True)
     tasks = len(matrix)
     names = [str(number) for number in range(2 * tasks)]
@@ -73,7 +73,7 @@ def figures_of(page: Path) -> dict[str, Any]:
     return figures
 
 
-# One black and one white pixel: what a gallery shows for a picture.
+# A gallery shows one black and one white pixel for a picture.
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAAAAADRSSBWAAAAC0lEQVR4nGP4zwAAAgEBADK6K5IAAAAASUVORK5CYII="
 
 

@@ -97,7 +97,7 @@ def test_an_adapter_learns_from_its_first_steps_on():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_adapter_sits_inside_its_residual_branch(encoders, family):
-    """An adapter that doubles what it gets must equal doubling the weights of the Linear before it."""
+    """An adapter that doubles its input must equal doubling the weights of the Linear before it."""
     inputs = tiny_inputs(family)
     real = inputs["attention_mask"].bool() if family in TEXTS else slice(None)
     ends = {
@@ -129,7 +129,7 @@ def test_each_adapter_sits_inside_its_residual_branch(encoders, family):
 
 
 def test_gates_can_be_hooked_onto_the_two_layers(encoders):
-    """What HAT needs: u + up(relu(down(u) * g1)) * g2, with a gate of zeros closing the adapter."""
+    """HAT needs u + up(relu(down(u) * g1)) * g2, with a gate of zeros closing the adapter."""
     adapter = Adapter(3, 2, seeded())
     nn.init.ones_(adapter.up.weight)
     nn.init.ones_(adapter.down.weight)

@@ -37,7 +37,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def with_sets(encoder: Encoder, kind: str = "adapters", sets: int = 2) -> tuple[Encoder, Additions]:
-    """A copy of the encoder with sets that are far from what they start as."""
+    """A copy of the encoder with sets that are far from their initial values."""
     encoder = copy.deepcopy(encoder)
     additions: Additions = KINDS[kind](encoder)
     for index in range(sets):
@@ -297,7 +297,7 @@ PROJECTIONS = {
 def test_lora_adds_the_products_of_its_chosen_sets_to_the_weights_of_query_and_value(
     encoders: dict[str, Encoder], family: str, sets: tuple[int, ...] | None
 ) -> None:
-    """Merged into the weights they give the same; outside of a choice all sets do."""
+    """Merging the sets into the weights gives the same output; if none is chosen, all sets apply."""
     inputs = tiny_inputs(family)
     encoder, additions = with_sets(encoders[family], "lora")
     merged = copy.deepcopy(encoders[family])
@@ -335,7 +335,7 @@ def test_a_scale_and_shift_computes_its_formula_and_starts_near_the_identity() -
 def test_scales_and_shifts_can_be_folded_into_every_linear_map_and_norm(
     encoders: dict[str, Encoder], family: str
 ) -> None:
-    """gamma (W x + b) + beta = (gamma W) x + (gamma b + beta), which is what their authors do after training."""
+    """gamma (W x + b) + beta = (gamma W) x + (gamma b + beta), as the authors merge them after training."""
     inputs = tiny_inputs(family)
     encoder, additions = with_sets(encoders[family], "scale and shift")
     folded = copy.deepcopy(encoders[family])
@@ -357,7 +357,7 @@ def test_scales_and_shifts_can_be_folded_into_every_linear_map_and_norm(
 def test_every_block_attends_to_prompts_of_its_own_which_leave_behind_it(
     encoders: dict[str, Encoder], family: str
 ) -> None:
-    """One input at a time, without its padding: prompts at the end, but for families whose blocks know positions."""
+    """The oracle takes one input at a time, without padding. Prompts are last, except if blocks know positions."""
     inputs = tiny_inputs(family)
     encoder, additions = with_sets(encoders[family], "prompts")
     found = encoder(inputs)

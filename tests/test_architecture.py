@@ -45,7 +45,7 @@ def layer(module: str) -> int:
 
 
 def imported(module: str) -> set[str]:
-    """The modules of bace that a module imports, at its top or inside of a function."""
+    """The modules of bace that a module imports, at its top or inside a function."""
     found = set()
     for node in ast.walk(ast.parse(FILES[module].read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

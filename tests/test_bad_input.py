@@ -28,7 +28,7 @@ from bace.errors import CheckpointError, ConfigError, DataError, TrainingError
 
 @dataclass
 class Place:
-    """What a row works with."""
+    """The files and folders that a row uses."""
 
     tiny: Any
     folder: Path  # empty at first
@@ -46,13 +46,13 @@ class Place:
         return training_examples(self.tiny, modality, classes)
 
     def copied(self, name: str) -> Path:
-        """A backbone or data set, to be damaged."""
+        """A copy of a backbone or data set that a row may damage."""
         target = self.folder / name
         shutil.copytree(self.tiny.folder / name, target)
         return target
 
     def cut(self, checkpoints: int = 4) -> Path:
-        """What is left of the straight run when it is killed after this many checkpoints."""
+        """The remains of the uninterrupted run, as if it had been killed after this many checkpoints."""
         target = self.folder / "cut"
         shutil.copytree(self.straight, target)
         for name in ("metrics.json", "matrix.csv"):
@@ -75,7 +75,7 @@ Action = Callable[[], Any]
 @dataclass
 class Row:
     name: str
-    prepare: Callable[[Place], Action]  # makes the bad thing, and gives what runs into it
+    prepare: Callable[[Place], Action]  # makes the bad input, and returns the call that meets it
     outcome: int | type[Exception]  # exit status of the command line, or what Python raises
     says: tuple[str, ...]  # patterns: the thing, the value, what to do
 
@@ -86,7 +86,7 @@ def cli(name: str, words: str, *says: str) -> Row:
 
 
 def run(name: str, words: str, *says: str, data: str = "image") -> Row:
-    """A good `bace run` spoilt by the last words."""
+    """A valid `bace run` that the last words spoil."""
     return Row(name, lambda place: lambda: main(["run", *place.flags(data), *_filled(words, place)]), 2, says)
 
 
@@ -475,7 +475,7 @@ def _(place: Place) -> Action:
 
 @contextlib.contextmanager
 def disk_with_room_for(size: int) -> Iterator[None]:
-    """No file may grow beyond this: writing fails as on a full disk."""
+    """No file may grow beyond this size: writing fails as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -556,7 +556,7 @@ def _(place: Place) -> Action:
 
 
 def taught(place: Place, x: Any, y: Any, **changes: object) -> Action:
-    """A learner of two classes that is then given these: it must score as before, to the bit, whatever happens."""
+    """Give these data to a learner of two classes; whatever happens, its scores must not change by a bit."""
     learner = place.learner(**changes)
     learner.partial_fit(*place.examples((0, 1)))
     asked = place.examples((0, 1, 2))[0]
@@ -722,7 +722,7 @@ def test_bad_input_gets_a_clear_error_and_loses_nothing(
 
 
 def test_bfloat16_is_used_or_refused_but_never_kills(tiny: Any, tmp_path: Path) -> None:
-    """Some CPUs report support but crash with an illegal instruction, so it is tried in a process of its own."""
+    """Some CPUs report support but crash with an illegal instruction, so it is tried in a separate process."""
     flags = Place(tiny, tmp_path, tmp_path).flags("image", **{"train.precision": "bfloat16"})
     done = processes.run(processes.BACE, "run", *flags, "--out", str(tmp_path / "run"))
     assert done.returncode in (0, 2), done.stderr  # a negative status would be a signal

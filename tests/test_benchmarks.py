@@ -36,7 +36,7 @@ def bert(tiny: Any) -> Any:
 
 
 def pictures(labels: str, names: str = "abcdef") -> Table:
-    """One 8 x 8 picture a letter; its grey is its position."""
+    """One 8 x 8 picture per letter, whose grey level is its position."""
     pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).clone()
     return Table(MODALITIES["image"], pixels, list(labels), list(names))
 
@@ -321,7 +321,7 @@ def test_windows_of_a_long_sentence_are_examples_of_its_task_with_all_its_labels
 
 
 def test_real_entities_keep_every_tag_of_their_task(bert, tiny, real_data):
-    """WNUT-2017's six types, two a task: as many B- tags as the files have, wherever the windows are cut."""
+    """WNUT-2017's six types, two per task: there are as many B- tags as in the files, wherever the windows are cut."""
     folder: Path = real_data / "wnut2017"
     cut = DataSettings(path=str(folder), tasks=3, max_length=32)
     parts = find_benchmark("my-entities").parts(cut)

@@ -55,7 +55,7 @@ def taught(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_kill_while_tensors_are_written_does_not_stop_the_next_checkpoint(tmp_path: Path) -> None:
-    """safetensors writes to a file of its own name first, which a kill leaves behind."""
+    """safetensors first writes to a temporary file, which a kill leaves behind."""
     unfinished = tmp_path / ".00000001.unfinished"
     unfinished.mkdir()
     (unfinished / ".tmp4I5Mxh").write_bytes(b"half a file")
@@ -96,13 +96,13 @@ def test_a_report_says_which_file_of_a_run_was_changed(
     with (run / name).open("a") as file:
         file.write("\n" if name != "sha256.json" else "x")
     assert main(["report", str(run), "--out", page]) == 0
-    assert f"is not as its run left it: {name} changed" in capsys.readouterr().err
+    assert f"was changed after its run: {name}" in capsys.readouterr().err
 
 
 def test_a_resumed_run_says_that_its_log_was_changed(cut: Path) -> None:
     log = cut / "log.jsonl"
     log.write_text(log.read_text().replace("1", "2", 1))
-    with pytest.warns(UserWarning, match=r"log\.jsonl' is not as the run left it"):
+    with pytest.warns(UserWarning, match=r"log\.jsonl' was changed after the run wrote it"):
         bace.run(resume=cut)
 
 
@@ -110,7 +110,7 @@ def test_a_resumed_run_says_that_its_log_was_changed(cut: Path) -> None:
 
 
 def forged_state(path: str, value: Any) -> Callable[[Path], None]:
-    """state.json with something else at a dotted path; `...`: nothing."""
+    """state.json with another value at a dotted path; `...` removes the entry."""
 
     def change(state: dict[str, Any]) -> None:
         *inside, last = path.split(".")

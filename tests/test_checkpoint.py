@@ -137,7 +137,7 @@ def test_state_that_json_cannot_hold_leaves_the_previous_checkpoint(tmp_path):
 
 
 def test_a_half_written_checkpoint_is_not_seen(tmp_path):
-    """What a killed process leaves: the folder beside, not yet renamed."""
+    """A killed process leaves the folder beside, which is not renamed yet."""
     checkpoint.save(tmp_path, tensors(1), state(1), keep=2)
     shutil.copytree(tmp_path / "00000001", tmp_path / ".00000002.unfinished")
     assert_is(checkpoint.load(tmp_path), 1)
@@ -269,7 +269,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(ti
 
 
 def test_a_checkpoint_is_readable_without_this_library(tmp_path):
-    """safetensors and JSON, nothing that could run code."""
+    """A checkpoint holds safetensors and JSON, and nothing that could run code."""
     from safetensors import safe_open
 
     path = checkpoint.save(tmp_path, tensors(1), state(1), keep=1)

@@ -55,7 +55,7 @@ def runs(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 
 
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What a command prints."""
+    """The output of a command."""
     capsys.readouterr()
     assert main(list(words)) == 0
     return capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_help_of_run_explains_the_settings_of_the_chosen_method(
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.title)
 def test_every_setting_of_a_method_is_an_option_with_its_default_and_meaning(method: Any) -> None:
-    """Those too that a constructor passes on, `**options`."""
+    """This includes settings that a constructor passes on as `**options`."""
     parser = make_parser(method)
     named = {name: parameter.default for name, parameter in method.hyper_parameters().items()}
     found = vars(parser.get_defaults()["method"])
@@ -336,7 +336,7 @@ class MyMethod(Method):
 
 @pytest.fixture
 def my_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A user's module in the folder that she works in."""
+    """A user's module in the working folder."""
     (tmp_path / "mypackage.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -363,7 +363,7 @@ def test_a_class_of_the_users_own_is_a_method_with_flags(
 
 
 def test_the_working_folder_is_searched_for_a_users_class(tiny: Any, my_method: str, tmp_path: Path) -> None:
-    """The installed `bace` script does not have the working folder on its path by itself."""
+    """The installed `bace` script does not search the working folder by itself."""
     code = "import sys; sys.path = [p for p in sys.path if p]; from bace.cli.main import main; sys.exit(main())"
     words = ["run", "--method", my_method, "--print_config"]
     done = subprocess.run(
@@ -485,7 +485,7 @@ def test_durations_have_as_many_digits_as_an_estimate_deserves(seconds: float, w
 
 
 def test_the_bar_is_drawn_on_a_terminal_and_lines_stay_above_it(tiny: Any, tmp_path: Path) -> None:
-    """On a pseudo-terminal; the results go to the standard output alone."""
+    """Run a command on a pseudo-terminal; only the results go to standard output."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 150, 0, 0))
     command = [sys.executable, "-m", "bace", "run", *flags(tiny, "image"), "--out", str(tmp_path / "x")]
@@ -722,7 +722,7 @@ def test_predict_reads_the_column_of_a_table_and_not_its_header_or_labels(
 def test_predict_reads_conll_files_sentence_by_sentence(
     runs: dict[str, Path], tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "words.conll").write_text("w50\nw1\n\nw41\n")  # without tags, as one has them to be tagged
+    (tmp_path / "words.conll").write_text("w50\nw1\n\nw41\n")  # without tags, as before tagging
     (tmp_path / "tagged.txt").write_text("-DOCSTART- -X- O\n\nw50 NN O\nw1 NN B-person\n\nw41 NN O\n")
     (tmp_path / "sentences.txt").write_text("w50 w1\nw41\n")
     found = [rows_of(capsys, str(runs["token"]), str(tmp_path / name)) for name in ("words.conll", "tagged.txt")]

@@ -20,7 +20,7 @@ SMALLER = {"BaCE": {"K": 1}, "DDE": {"top_k": 1}, "HAL": {"anchor_steps": 1, "me
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny ViT with as many blocks as large ones have."""
+    """A tiny ViT with as many blocks as a large one."""
     from transformers import ViTConfig, ViTModel
 
     folder = tmp_path_factory.mktemp("deep")
@@ -33,7 +33,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_task_takes_the_passes_and_networks_that_are_declared(
     tiny: Any, deep: str, monkeypatch: pytest.MonkeyPatch, method: Any
 ) -> None:
-    """Passes within a quarter; networks within half of one, which is room for heads and tables."""
+    """Passes agree within a quarter, and networks within half of one, which allows for heads and tables."""
     chosen = short({"name": method.title, **SMALLER.get(method.title, {})})
     changes: dict[str, Any] = {"measure.fwt": False}  # tests are not the method's
     if method.title == "MEMO":  # its trunk is all blocks but the last
@@ -64,7 +64,7 @@ def test_a_task_takes_the_passes_and_networks_that_are_declared(
 
 
 class Networks:
-    """The most bytes that a method's tensors took together with the networks that it passes but does not hold."""
+    """The largest size in bytes of a method's tensors and of the networks that it passes but does not hold."""
 
     def __init__(self, method: Any) -> None:
         self.method, self.most = method, 0

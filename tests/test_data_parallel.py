@@ -43,8 +43,8 @@ def modality_of(method: Any) -> str:
 
 @pytest.fixture(scope="module")
 def compared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
-    """Every method, one after the other, in the same two processes and in this one: about ten steps in one modality,
-    where `make test-parallel` has twenty in all of them."""
+    """Every method runs, one after the other, in the same two processes and in this one, for about ten steps in one
+    modality. `make test-parallel` runs twenty steps in all modalities."""
     fewer = {"benchmark.tasks": [2, 3], "train.epochs": 1, "measure.fwt": False}
     jobs = {
         method.title: job(tiny, modality_of(method), short(method.title, 1, 1), **fewer) for method in METHODS
@@ -127,7 +127,7 @@ def test_a_loss_that_is_not_finite_ends_all_processes_with_one_message(tiny: Any
 
 
 def ranks_of(launcher: int) -> list[int]:
-    """The processes that the launcher has started and that work as ranks."""
+    """The processes that the launcher has started as ranks."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children")
     found = [int(pid) for pid in children.read_text().split()] if children.exists() else []
     return [pid for pid in found if b"RANK=" in Path(f"/proc/{pid}/environ").read_bytes()]

@@ -30,7 +30,7 @@ def steps_watched(settings: dict[str, object]) -> Device:
     return device
 
 
-# What must be read, and why.
+# Values that must be read, and why.
 EXCEPTIONS = {
     "CFNER": "cfner.py",  # which O words have neighbours depends on how sure the network is of them
     "IDBR": "idbr.py",  # how long the texts are after their halves were exchanged

@@ -43,7 +43,7 @@ FILES += sorted(ROOT.glob("*.md"))
 
 
 def prose(path: Path) -> str:
-    """A page; of code its docstrings and comments."""
+    """The text of a page, or the docstrings and comments of code."""
     text = path.read_text()
     if path.suffix == ".md" or not re.search(r"\.(?:py|md)\b", text):
         return text
@@ -54,8 +54,8 @@ def prose(path: Path) -> str:
 
 
 def test_files_and_sections_that_are_referred_to_exist() -> None:
-    """Modules and pages, by their names or the ends of their paths (but not what a command writes, `> claims.md`, and
-    not the file of a user's class, `file.py:Class`), and the numbered sections of docs/bace.md."""
+    """Modules and pages, by their names or the ends of their paths, and the numbered sections of docs/bace.md. The
+    output of a command (`> claims.md`) and the file of a user's class (`file.py:Class`) do not count."""
     paths = [f"/{file.relative_to(ROOT)}" for file in FILES]
     sections = set(re.findall(r"^(?:## |- )(\d+(?:\.\d+)?) ", (ROOT / "docs" / "bace.md").read_text(), re.MULTILINE))
     missing = []

@@ -31,7 +31,7 @@ VIT_TINY = Path(os.environ.get("BACE_MODELS", _SHARED)) / "vit-tiny-patch16-224"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, str]]:
-    """For each family the transformers model and the folder it was saved to."""
+    """The transformers model of each family and the folder it was saved to."""
     models = {family: tiny_model(family) for family in FAMILIES}
     return {family: (model, save(model, tmp_path_factory.mktemp(family))) for family, model in models.items()}
 
@@ -483,7 +483,7 @@ def timm_names(model: Any) -> dict[str, Tensor]:
 
 
 def jax_names(model: Any, heads: int) -> dict[str, np.ndarray]:
-    """As in Google's augreg files: kernels are (in, out), heads are an axis, pictures are HWIO."""
+    """The layout of Google's augreg files: kernels are (in, out), heads are an axis, pictures are HWIO."""
     vit = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     width = model.config.hidden_size
     out = {

@@ -15,7 +15,7 @@ import bace
 
 
 class OnTables(bace.Learner):
-    """A learner of rows of numbers, which it is shown as pictures of 8 x 8 pixels."""
+    """A learner of rows of numbers, which become pictures of 8 x 8 pixels."""
 
     def _table(self, x: Any, y: Any) -> Any:
         return super()._table(as_pictures(x), np.asarray(y))

@@ -20,13 +20,13 @@ pytestmark = pytest.mark.xdist_group("examples")  # which write data that their 
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the examples write their data."""
+    """The folder in which the examples write their data."""
     return tmp_path_factory.mktemp("examples")
 
 
 @pytest.fixture(scope="module")
 def printed(desk: Path) -> Callable[[str], str]:
-    """What an example prints. Each is run once, whichever test asks first."""
+    """The output of an example. Each example runs once, for the first test that asks."""
 
     @functools.cache
     def run(name: str) -> str:
@@ -38,7 +38,7 @@ def printed(desk: Path) -> Callable[[str], str]:
 
 
 def percentages(text: str) -> list[list[float]]:
-    """Those of each line that has some."""
+    """The percentages in each line that has some."""
     lines = [[float(number) for number in re.findall(r"([\d.]+)%", line)] for line in text.splitlines()]
     return [line for line in lines if line]
 

@@ -28,7 +28,7 @@ def batch_of(family: str) -> Batch:
 
 
 def grown(kind: Any, encoder: Encoder, tasks: int) -> Any:
-    """A model of this many tasks of two classes; its branches differ."""
+    """A model with this many tasks of two classes, whose branches differ."""
     model = kind(encoder, WideningHead(WIDTH))
     for task in range(tasks):
         if task:

@@ -27,7 +27,7 @@ CASES = [(method.title, sorted(method.modalities)[0]) for method in METHODS if m
 
 @pytest.fixture(scope="module")
 def one_block(tiny: Any) -> dict[str, str]:
-    """By modality, a backbone of one block: torch takes long to trace two."""
+    """A backbone with one block for each modality, because tracing two takes long."""
     vit, bert = tiny.folder / "vit of one block", tiny.folder / "bert of one block"
     save_vit(vit, blocks=1)
     save_bert(bert, blocks=1)
@@ -43,7 +43,7 @@ def taught(tiny: Any, method: str, modality: str, **changes: str) -> bace.Learne
 
 
 def encoder_inputs(learner: bace.Learner, x: Any) -> dict[str, torch.Tensor]:
-    """What the encoder is given for these examples, all of one length."""
+    """The encoder's inputs for these examples, which all have one length."""
     assert learner.method is not None
     assert learner.config is not None
     modality = MODALITIES[str(learner.modality)]
@@ -105,7 +105,7 @@ def test_onnxruntime_gives_the_learner_s_scores(tiny: Any, tmp_path: Path, metho
 
 
 def assert_needs_nothing_else(session: Any, learner: bace.Learner, x: list[Any]) -> None:
-    """The file, onnxruntime and tokenizers are enough for the scores of texts and sentences as they are."""
+    """The file, onnxruntime and tokenizers are enough to score raw texts and sentences."""
     tokenizers = pytest.importorskip("tokenizers")
     about = session.get_modelmeta().custom_metadata_map
     tokenizer = tokenizers.Tokenizer.from_str(about["tokenizer.json"])

@@ -35,7 +35,7 @@ def write(path: Path, content: Any) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A folder of each family; those of texts with the tokenizer of conftest.py."""
+    """A folder of each family; text families have the tokenizer of conftest.py."""
     found = {}
     calm = dict.fromkeys(("hidden_dropout_prob", "attention_dropout", "mlp_dropout", "dropout"), 0.1)
     for family in FAMILIES:
@@ -126,7 +126,7 @@ def as_sentence_folder(folder: Path, pooling: Any, *, normalise: bool, module: s
 
 
 def flags(*modes: str) -> dict[str, Any]:
-    """As versions before 5 wrote them."""
+    """The pooling settings as versions before 5 wrote them."""
     names = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
     return {"word_embedding_dimension": WIDTH} | {f"pooling_mode_{name}": name in modes for name in names}
 

@@ -19,7 +19,7 @@ GONE = {"image": "okapi", "text": "okapi", "token": "thing"}  # the third class
 
 
 def examples(tiny: Any, modality: str, classes: Any) -> tuple[Any, Any]:
-    """With a name for the third class that is no part of a word in our own files, as "cat" is."""
+    """The third class gets a name that is not part of a word in our own files, unlike "cat"."""
     x, y = training_examples(tiny, modality, classes)
     return x, y if modality == "token" else ["okapi" if label == "cat" else label for label in y]
 
@@ -37,7 +37,7 @@ def everything(folder: Path) -> bytes:
 
 
 def of_class(learner: bace.Learner, name: str) -> Iterator[bytes]:
-    """The bytes of all that a learner keeps of a class alone: head rows, statistics, and the examples that show it."""
+    """The bytes of everything that a learner keeps for one class: head rows, statistics, and examples that show it."""
     assert learner.method is not None
     stream = learner.method.stream
     classes = [c for c, own in enumerate(stream.names) if own.endswith(name)]
@@ -107,7 +107,7 @@ def test_other_classes_are_scored_as_before(tiny: Any) -> None:
 
 
 def test_slda_forgets_as_if_the_class_had_never_come(tiny: Any) -> None:
-    """The exact covariance is a sum over classes, so that of the others is the one that they give alone."""
+    """The exact covariance is a sum over classes, so what remains is the covariance of the other classes alone."""
     method = {"name": "SLDA", "exact": True, "forgettable": True}
     forgot, never = taught(tiny, "image", method).forget("okapi"), taught(tiny, "image", method, ((0, 1), (3,)))
     x, _ = shown_examples(tiny, "image")

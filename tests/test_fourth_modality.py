@@ -26,7 +26,7 @@ SETTINGS = {"benchmark": "my-vectors", "benchmark.tasks": [2, 1, 2], "train.epoc
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that a program does to add a modality: its name, its encoder's, and the defaults of a user's own data."""
+    """A new modality needs only its name, its encoder's name, and the defaults of a user's own data."""
     defaults = {"backbone.name": "tiny-vectors", "memory.size": 10, "train.lr": 0.05, "train.batch_size": 8}
     monkeypatch.setitem(MODALITIES, "vector", VECTOR)
     monkeypatch.setitem(OWN, "tiny-vectors", VectorEncoder)
@@ -34,7 +34,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def examples(classes: tuple[int, ...], count: int = 10, seed: int = 0) -> tuple[Tensor, list[str]]:
-    """Vectors around the centres of their classes, and the names of these."""
+    """Vectors around the centres of their classes, and the names of the classes."""
     centres = 2 * torch.randn(len(CLASSES), NUMBERS, generator=torch.Generator().manual_seed(1))
     noise = 0.3 * torch.randn(len(classes) * count, NUMBERS, generator=torch.Generator().manual_seed(seed))
     index = torch.tensor(classes).repeat(count)

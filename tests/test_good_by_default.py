@@ -29,7 +29,7 @@ def digits(classes: Any, count: int, *, test: bool = False) -> tuple[np.ndarray,
 
 @pytest.fixture(scope="module")
 def taught() -> bace.Learner:
-    """Two calls of two digits each, with nothing set but what has to be."""
+    """Two calls of two digits each, with only the required settings."""
     learner = bace.Learner("bace", backbone="digits-vit", memory=30)
     for classes in ((0, 1), (2, 3)):
         learner.partial_fit(*digits(classes, 40))
@@ -62,7 +62,7 @@ def test_what_the_user_sets_stays(tiny: Any) -> None:
 
 
 def undated(learner: bace.Learner) -> list[dict[str, Any]]:
-    """The history of calls that were made at different times."""
+    """The history without the times of the calls."""
     return [{key: value for key, value in call.items() if key != "date"} for call in learner.history_]
 
 
@@ -118,7 +118,7 @@ def test_of_rates_worth_about_the_same_the_first_is_taken() -> None:
 
 @pytest.mark.parametrize("method", [method.title for method in METHODS if "image" in method.modalities])
 def test_a_trial_leaves_the_method_as_it_was(tiny: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """A learner that tried several rates and takes the first learns as one that was told it."""
+    """A learner that tries several rates and takes the first learns like one that was given this rate."""
     monkeypatch.setattr(choose, "FIRST_RATE", {"sgd": 0.001})
     monkeypatch.setattr(choose, "best_rate", lambda tried: 0.001)  # the default too, for calls without a search
     monkeypatch.setattr(choose, "TRIAL_STEPS", 2)
@@ -182,7 +182,7 @@ def test_probabilities_are_in_the_order_of_the_classes_and_sum_to_one(taught: ba
 
 
 def test_the_temperature_undoes_a_scale() -> None:
-    """Scores whose soft-max is calibrated, times ten: the temperature is ten, up to the step of the search."""
+    """If calibrated scores are multiplied by ten, the temperature is ten, up to the step of the search."""
     rng = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(4000, 3, generator=rng, dtype=torch.float64)
     targets = torch.multinomial(logits.softmax(1), 1, generator=rng)[:, 0]

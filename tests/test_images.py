@@ -33,7 +33,7 @@ def normalised(pixels: np.ndarray) -> np.ndarray:  # (channels, height, width) i
 
 
 def oracle(pixels: Tensor, example: int, key: int, *, padding: int, window: int | None, flip: bool) -> np.ndarray:
-    """One picture at a time, plain slicing: lane 0 says how far down, lane 1 how far right, lane 2 whether mirrored."""
+    """Slice one picture at a time: lane 0 gives the top, lane 1 the left, and lane 2 decides whether it is mirrored."""
     picture = pixels[example].numpy()
     height, width = (window, window) if window else picture.shape[1:]
     if window is None:
@@ -93,7 +93,7 @@ def test_another_key_gives_other_views():
 
 
 def test_offsets_and_mirrors_are_uniform():
-    """A picture whose pixels are all different shows where its view was cut; chi-square over 20,000 of them."""
+    """A picture with distinct pixels shows where its view was cut; the test is chi-square over 20,000 views."""
     count, padding = 20_000, 2
     one = torch.arange(1, 17, dtype=torch.uint8).view(1, 1, 4, 4)
     images = Images(one.expand(count, 1, 4, 4), size=4, mean=(0, 0, 0), std=(1, 1, 1), padding=padding)
@@ -133,7 +133,7 @@ def test_a_window_as_large_as_the_picture_is_the_picture():
 
 @pytest.mark.parametrize(("side", "size"), [(8, 8), (8, 20), (32, 224), (28, 14), (30, 17)])
 def test_the_clean_view_is_resized_bicubically_and_normalised(side, size):
-    """Against PIL's antialiased bicubic on float pictures, which neither rounds nor clips on the way."""
+    """The oracle is PIL's antialiased bicubic on float pictures, which neither rounds nor clips on the way."""
     pixels = pictures(2, 3, side, side, seed=3)
     got = view(Images(pixels, size=size, mean=MEAN, std=STD), [1, 0], None)
     assert got.shape == (2, 3, size, size)

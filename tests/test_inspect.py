@@ -21,7 +21,7 @@ OLD = Path(__file__).with_name("old")
 
 @pytest.fixture(scope="module")
 def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A learner of two calls, of which the second brings more of a known class."""
+    """A learner after two calls; the second brings more examples of a known class."""
     path = tmp_path_factory.mktemp("inspected") / "model"
     kept = {k: v for k, v in tiny.settings("text").items() if not k.startswith("benchmark")}
     learner = bace.Learner("er", **{**kept, "train.epochs": 3})

@@ -44,8 +44,8 @@ def newest(folder: Path) -> int:
 
 
 def kill_after(child: BaseProcess, folder: Path, checkpoints: int, delay: float) -> None:
-    """kill -9 once this many more checkpoints are written, and a moment later: anywhere between two of them, or in
-    the middle of writing one."""
+    """Send kill -9 a moment after this many more checkpoints are written, which may be between two of them or in the
+    middle of writing one."""
     goal = newest(folder) + checkpoints
     end = time.monotonic() + PATIENCE
     while newest(folder) < goal:
@@ -64,7 +64,7 @@ def files(folder: Path) -> dict[str, Any]:
 
 
 def run_with_kills(method: str, folder: Path, words: list[str]) -> list[int]:
-    """Killed three times, then left to finish; the newest checkpoint at each death."""
+    """Kill a run three times, then let it finish; return the newest checkpoint at each kill."""
     rng = random.Random(f"kill {method}")
     child = start(*words, "--out", str(folder))
     reached = []
@@ -96,7 +96,7 @@ def test_a_run_killed_three_times_ends_as_one_left_alone(tiny, tmp_path):
 
 
 def test_a_run_killed_before_it_began_can_be_started_again_in_its_folder(tiny, tmp_path):
-    """While data and backbone are being loaded there is nothing to resume, and nothing in the way either."""
+    """While data and backbone are loading, there is nothing to resume, and nothing blocks the next run."""
     child = start(*flags(settings_for(tiny, "ER")), "--out", str(tmp_path / "run"))
     end = time.monotonic() + PATIENCE
     while not (tmp_path / "run" / ".lock").exists():

@@ -27,7 +27,7 @@ def pictures(count: int, *shape: int, seed: int = 0) -> np.ndarray:
 
 
 def python2_pickle(data: np.ndarray, labels: list[int], key: bytes = b"labels") -> bytes:
-    """What Python 2 wrote in 2009: strings of bytes, NumPy's old module names, protocol 2."""
+    """A pickle as Python 2 wrote it in 2009, with byte strings, NumPy's old module names and protocol 2."""
     rows, columns = data.shape
     return b"".join(
         (
@@ -46,7 +46,7 @@ def python2_pickle(data: np.ndarray, labels: list[int], key: bytes = b"labels") 
 def write_cifar10(
     folder: Path, protocol: int | None, test_labels: tuple[int, ...] = (2,)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Two batches of two pictures and a test batch; protocol None is Python 2's."""
+    """Two batches of two pictures and a test batch; protocol None means Python 2's."""
     train, test = pictures(4, 3072), pictures(len(test_labels), 3072, seed=1)
     folder.mkdir(parents=True)
     batches = {
@@ -165,10 +165,10 @@ def test_svhn_files_of_another_shape_or_damaged_are_named(tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"'y' should hold 1 to 10"):
         read(tmp_path)
     savemat(file, {"X": np.zeros((32, 32, 3, 1), np.uint8)})
-    with pytest.raises(DataError, match=r"train_32x32\.mat is no \.mat file with 'y'"):
+    with pytest.raises(DataError, match=r"train_32x32\.mat is not a \.mat file with 'y'"):
         read(tmp_path)
     file.write_bytes(b"no such file" * 20)
-    with pytest.raises(DataError, match=r"train_32x32\.mat is no \.mat file"):
+    with pytest.raises(DataError, match=r"train_32x32\.mat is not a \.mat file"):
         read(tmp_path)
 
 

@@ -107,7 +107,7 @@ def test_scores_are_in_the_order_of_the_classes(tiny: Any, taught: dict[str, bac
 def test_files_may_be_deleted_after_each_call_and_the_learner_moved_to_another_process(
     tiny: Any, tmp_path: Path, method: str
 ) -> None:
-    """Pictures on disk are unlinked after each call; another process goes on with what was saved."""
+    """Pictures on disk are deleted after each call, and another process continues with the saved learner."""
     for name in ("ant", "bee", "cat"):
         shutil.copytree(tiny.folder / "pictures" / "train" / name, tmp_path / name)
     own, keeper = learner(tiny, method=short(method)), learner(tiny, method=short(method))
@@ -155,7 +155,7 @@ def test_arrays_given_are_not_held_and_later_changes_to_them_do_nothing(tiny: An
 
 
 def test_the_memory_holds_real_examples_of_every_class_and_nothing_else(tiny: Any, tmp_path: Path) -> None:
-    """The pixels saved are pixels that were given, in equal parts, and no more than the budget."""
+    """The saved pixels are given pixels, in equal numbers for each class, and no more than the budget."""
     own = learner(tiny, "image", "er", **{"memory.size": 6})
     given_pictures: dict[bytes, str] = {}
     for classes in ((0, 1), (2,)):
@@ -193,7 +193,7 @@ def test_saving_again_replaces_the_older_state(tiny: Any, tmp_path: Path) -> Non
 
 
 def test_replay_from_the_kept_examples_remembers_what_fine_tuning_forgets(tiny: Any) -> None:
-    """The point of it all: with everything in memory the first task is still known after the second."""
+    """With everything in memory, the learner still knows the first task after the second."""
     x, y = training_examples(tiny, "image", (0, 1))
     right = {}
     for method in ("seq", "er"):
@@ -244,7 +244,7 @@ def test_a_picture_among_others_of_other_sizes_is_predicted_as_alone(
 
 
 def test_photographs_of_any_shape_are_learned_and_predicted(tiny: Any, tmp_path: Path) -> None:
-    """Unequal sizes in the first call, equal landscape ones in the second, a portrait asked for; saved and loaded."""
+    """The first call has unequal sizes, the second equal landscapes, the prediction a portrait; saved and loaded."""
     rng = np.random.default_rng(0)
 
     def photographs(shapes: list[tuple[int, int]], red: int) -> list[Image.Image]:
@@ -276,7 +276,7 @@ def test_sentences_longer_than_the_encoder_takes_get_a_tag_for_every_word(tiny: 
 
 @pytest.fixture(scope="module")
 def tagger(tiny: Any) -> bace.Learner:
-    """A learner that tells tags by the word alone, with room for 6 word-pieces in a window."""
+    """A learner that predicts tags from single words, with room for 6 word-pieces in a window."""
     tag_of = {"w1": "B-person", "w5s": "I-person", "w11": "B-place", "w14s": "I-place", "w55": "O", "?": "O"}
     rng = np.random.default_rng(0)
     entities = (["w1", "w5s"], ["w11", "w14s"], ["w55"], ["?"])

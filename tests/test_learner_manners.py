@@ -87,7 +87,7 @@ def test_more_examples_of_a_known_class_beside_a_new_one(fresh: bace.Learner, ti
 
 
 def test_more_examples_enter_the_statistics_as_if_they_had_come_at_once(tiny: Any) -> None:
-    """SLDA's means are those of all examples, and ACIL's weights those of ridge regression on all of them."""
+    """SLDA's means equal the means of all examples, and ACIL's weights equal ridge regression on all of them."""
     x, y = training_examples(tiny, "image", (0, 1))
     half = np.arange(len(x)) % 2 == 0
     labels = np.array(y)

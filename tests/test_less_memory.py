@@ -41,8 +41,8 @@ def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("method", [method.title for method in METHODS if "image" in method.modalities])
 def test_every_method_learns_the_same(tiny: Any, method: str) -> None:
-    """In double precision, where sums in another order differ by nothing that training could amplify. Dropout, which
-    some adapters have, is drawn for each part of a batch: then blocks are computed again, but batches are not cut."""
+    """The runs use double precision, in which training does not amplify the order of sums. Dropout, which some adapters
+    have, is drawn for each part of a batch; with it, blocks are recomputed but batches are not cut."""
     plain, once = learned(tiny, "image", method)
     drops = any(isinstance(module, torch.nn.Dropout) and module.p for module in once.method.model.modules())
     less = {"train.recompute": True} | ({} if method in WHOLE or drops else {"train.accumulate": 3})
@@ -61,7 +61,7 @@ def test_dropout_is_the_same_when_blocks_are_computed_again(tiny: Any, modality:
 
 @pytest.mark.usefixtures("double")
 def test_parts_of_sentences_give_the_gradient_of_the_whole_batch(tiny: Any) -> None:
-    """A mean over words is not the mean of the parts' means, for sentences have different numbers of words."""
+    """A mean over words is not the mean of the parts' means, because sentences have different numbers of words."""
     method, stream = assemble(config_from(settings(tiny, "token", "SEQ")))
     method.grow(stream[0])
     method.model.eval()  # without dropout, which is drawn for each part
@@ -126,7 +126,7 @@ def test_a_network_with_a_pass_of_its_own_has_to_say_that_it_can_be_cut() -> Non
 
 
 def test_the_estimate_knows_of_both(tiny: Any) -> None:
-    """By hand: 5 tokens of width 16, 2 blocks, batches of 8, 4 bytes a number."""
+    """The expected bytes are computed by hand: 5 tokens of width 16, 2 blocks, batches of 8, 4 bytes per number."""
 
     def estimate(**changes: object) -> int:
         method, _ = assemble(config_from(settings(tiny, "image", "SEQ", **changes)))

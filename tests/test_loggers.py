@@ -23,7 +23,7 @@ Logged = dict[str, list[tuple[int, float]]]  # by name: (step, value), in order
 
 @pytest.fixture(scope="module")
 def run(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was interrupted in the last epoch of its second task, after events that no checkpoint knows, and was
+    """A run that was interrupted in the last epoch of its second task, after events that are in no checkpoint, and was
     then resumed."""
     folder = tmp_path_factory.mktemp("logged") / "run"
 
@@ -45,7 +45,7 @@ def run(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(run: Path) -> Logged:
-    """From log.jsonl, by hand."""
+    """The expected points, read from log.jsonl."""
     found: Logged = defaultdict(list)
     epochs = 0
     for line in (run / "log.jsonl").read_text().splitlines():
@@ -69,7 +69,7 @@ def expected(run: Path) -> Logged:
 
 
 def check(found: Logged, expected: Logged, run: Path) -> None:
-    """The same points in the same order, each once, and the measures of the finished run."""
+    """Each point appears once, in the same order, with the measures of the finished run."""
     final = {name.removeprefix("final/"): points for name, points in found.items() if name.startswith("final/")}
     assert {name: points for name, points in found.items() if not name.startswith("final/")}.keys() == expected.keys()
     for name, points in expected.items():
@@ -87,7 +87,7 @@ def test_tensorboard_has_every_point_once(run: Path, expected: Logged) -> None:
     found: Logged = defaultdict(list)
     files = sorted((run / "tensorboard").iterdir())
     assert len(files) == 2  # before and after the interruption
-    for file in files:  # each by itself: nothing is hidden by the reader's care for steps that come again
+    for file in files:  # each by itself, because the reader would hide repeated steps
         events = EventAccumulator(str(file)).Reload()
         for tag in events.Tags()["scalars"]:
             found[tag] += [(event.step, event.value) for event in events.Scalars(tag)]
@@ -116,8 +116,8 @@ def test_mlflow_has_every_point_once_in_one_run(run: Path, expected: Logged) -> 
 
 
 def records_of(content: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file: LevelDB's log after seven bytes of its own. A record lies in one or several pieces
-    (first, middle, last) in blocks of 32 KB; before a piece stand its checksum (4 bytes), length (2) and kind (1)."""
+    """The records of a .wandb file, which is LevelDB's log after seven bytes. A record has one or several pieces
+    (first, middle, last) in blocks of 32 KB. A piece follows its checksum (4 bytes), length (2) and kind (1)."""
     assert content[:4] == b":W&B"
     place, record = 7, b""
     while place + 7 <= len(content):

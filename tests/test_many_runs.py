@@ -43,7 +43,7 @@ def words(tiny: Any, out: Path, **changes: object) -> list[str]:
 
 
 def content(folder: Path) -> dict[str, Any]:
-    """All that a run leaves, but for the time and memory that it took."""
+    """Everything that a run leaves, except the time and memory that it took."""
     metrics = json.loads((folder / "metrics.json").read_text())
     del metrics["seconds"], metrics["peak_memory_mb"]
     newest = max((folder / "checkpoints").iterdir())
@@ -74,7 +74,7 @@ def test_two_workers_leave_the_folders_that_one_leaves(
 
 
 def test_a_worker_has_its_share_of_the_threads_and_the_settings_stay(tiny: Any, tmp_path: Path) -> None:
-    """So that a comparison can be continued with another number of workers."""
+    """This allows another number of workers to continue a comparison."""
     planned = cells(tiny, tmp_path, "SEQ", **{"train.threads": 0, "benchmark.tasks": 1, "train.epochs": 1})
     assert run_cells(planned, workers=2) == {}
     about = json.loads((tmp_path / "SEQ" / "run.json").read_text())
@@ -145,8 +145,8 @@ def test_a_cell_that_another_process_works_on_is_waited_for(tiny: Any, tmp_path:
 
 
 def start(*given: str) -> subprocess.Popen[str]:
-    """In a session of its own, so that a signal reaches its workers too, and with Ctrl-C as on a terminal: what a shell
-    starts in the background, such as these tests, ignores it."""
+    """Start a comparison in its own session, so that a signal also reaches its workers, and with Ctrl-C enabled:
+    programs that a shell starts in the background, such as these tests, ignore Ctrl-C."""
     code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {processes.BACE}"
     command = [sys.executable, "-c", code, *given]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -201,13 +201,13 @@ class Dies(Once):
     pass
 
 class TimesOut(Once):
-    number = 12  # SIGUSR2, which Slurm is told to send before the time is over
+    number = 12  # SIGUSR2, which we ask Slurm to send before the time is over
 """
 
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with methods that get a signal the first time they have learned a second task, and a mark of that."""
+    """A folder with methods that get a signal when they first learn a second task, and with a mark of that."""
     folder = tmp_path_factory.mktemp("once")
     (folder / "once.py").write_text(ONCE)
     with pytest.MonkeyPatch.context() as patch:
@@ -220,7 +220,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def ray(once: Path) -> Iterator[None]:
-    """A cluster of this machine with room for two cells."""
+    """A cluster on this machine with room for two cells."""
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
@@ -247,7 +247,7 @@ def test_ray_tries_a_cell_again_that_died_and_it_resumes(once: Path, tiny: Any, 
 
 @pytest.mark.slow
 def test_a_job_of_slurm_whose_time_is_over_is_queued_again_and_resumes(once: Path, tiny: Any, tmp_path: Path) -> None:
-    """By submitit's executor of local processes."""
+    """submitit's executor of local processes runs the cells."""
     pytest.importorskip("submitit")
     planned = cells(tiny, tmp_path, "once.TimesOut", "ER")
     assert run_on_slurm(planned, None, Board(2), cluster="local") == {}
@@ -258,7 +258,7 @@ def test_a_job_of_slurm_whose_time_is_over_is_queued_again_and_resumes(once: Pat
 
 
 def check_same_results(folder: Path, other: Path) -> None:
-    """Of runs that differ in their method's name."""
+    """Compare runs that differ only in their method's name."""
     found, expected = content(folder), content(other)
     for name in ("log.jsonl", "matrix.csv", "weights"):
         assert found[name] == expected[name]

@@ -44,7 +44,7 @@ def groups_of(memory: Memory) -> dict[int, list[int]]:
     ],
 )
 def test_sizes_after_each_task(budget, tasks, classes, quotas):
-    """q = floor(budget / classes so far) of every class; what is left over stays empty; per class never shrinks."""
+    """Every class has q = floor(budget / classes so far) examples, other slots stay empty; per class never shrinks."""
     memory = Memory(**budget)
     per_class = 150
     first_order: dict[int, list[int]] = {}
@@ -111,7 +111,7 @@ def test_a_contradictory_budget_is_refused(budget):
 
 
 def greedy_herding(features: np.ndarray, count: int) -> list[int]:
-    """Brute force, straight from the definition: try every free item, take the mean of the whole chosen set."""
+    """Follow the definition by brute force: try every free item and take the mean of the whole chosen set."""
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     target = unit.mean(axis=0)
     chosen: list[int] = []
@@ -125,7 +125,7 @@ def greedy_herding(features: np.ndarray, count: int) -> list[int]:
 @given(st.integers(1, 12), st.integers(2, 5), st.integers(0, 20), st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_every_herded_pick_is_the_best_of_those_left(examples, width, count, seed):
-    """As in the greedy loop, where two may be equally good (of two examples both are, first)."""
+    """Each choice is as good as the greedy loop's; two may be equally good (of two examples, both are at first)."""
     features = np.random.default_rng(seed).normal(size=(examples, width))
     order = herd(torch.from_numpy(features), count).tolist()
     assert len(order) == len(set(order)) == min(count, examples)
@@ -149,8 +149,8 @@ def test_herding_equals_the_brute_force_greedy_loop(examples, width, count):
 
 
 def test_herding_by_hand():
-    """Directions (1, 0), (0, 1), (3/5, 4/5); their mean is (8/15, 9/15). Nearest to it is the third. With it, the first
-    makes the mean (4/5, 2/5), 1/3 away; the second makes (3/10, 9/10), 0.38 away."""
+    """The directions are (1, 0), (0, 1), (3/5, 4/5), and their mean is (8/15, 9/15). The third is nearest to it. With
+    it, the first gives the mean (4/5, 2/5), 1/3 away, and the second gives (3/10, 9/10), 0.38 away."""
     features = torch.tensor([[2.0, 0.0], [0.0, 0.1], [6.0, 8.0]])  # of any length: only directions count
     assert herd(features, 3).tolist() == [2, 0, 1]
 
@@ -189,7 +189,7 @@ def learned(tiny: Any) -> Any:
 
 
 def test_a_run_keeps_the_herded_examples_of_each_class_on_clean_features(learned):
-    """11 slots, 5 classes: the first 2 of each class in the order of its own task, one slot empty."""
+    """11 slots for 5 classes hold the first 2 of each class in the order of its own task, and one slot is empty."""
     method, _, orders = learned
     assert groups_of(method.memory) == {c: order[:2] for c, order in orders.items()}
 
@@ -250,7 +250,7 @@ def reservoir_inclusions(size: int, offers: int, runs: int, chunk: int) -> np.nd
 
 @pytest.mark.parametrize("chunk", [1, 7, 40])
 def test_reservoir_keeps_every_offer_with_probability_size_over_offers(chunk):
-    """Monte Carlo; one by one and in batches alike. 4.5 standard errors over 40 offers."""
+    """Monte Carlo over 40 offers, one by one and in batches, within 4.5 standard errors."""
     size, offers, runs = 8, 40, 300
     frequency = reservoir_inclusions(size, offers, runs, chunk)
     p = size / offers
@@ -261,7 +261,7 @@ def test_reservoir_keeps_every_offer_with_probability_size_over_offers(chunk):
 @given(st.integers(1, 6), st.integers(1, 25), st.integers(1, 25), st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None)
 def test_a_batch_of_offers_ends_as_the_same_offers_one_at_a_time(size, offers, chunk, seed):
-    """Not only in distribution: fed the same random numbers, slot by slot, against Vitter's rule in plain Python."""
+    """With the same random numbers, every slot equals Vitter's rule in plain Python, not only in distribution."""
     chances = torch.rand(offers, generator=generator(seed), dtype=torch.float64).tolist()
     plain: list[int] = []
     for i, chance in enumerate(chances):
@@ -322,8 +322,8 @@ def test_a_ring_keeps_the_newest_of_each_group_first_in_first_out():
 )
 @settings(max_examples=60, deadline=None)
 def test_greedy_balancing_follows_its_rule_at_every_offer(size, groups, chunk, seed):
-    """Against the rule of the paper, example by example: below the quota of the classes seen it is taken; the memory
-    never overflows; what leaves, leaves from a largest group."""
+    """Every example follows the rule of the paper: it is taken below the quota of the classes seen, the memory never
+    overflows, and a removed example comes from a largest group."""
     memory, rng = Memory(size=size), generator(seed)
     for i, group in enumerate(groups):
         before = groups_of(memory)
@@ -457,7 +457,7 @@ def test_notes_of_several_rows_are_padded_in_rows_and_columns():
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 3), st.data())
 @settings(max_examples=40, deadline=None)
 def test_stacked_rows_come_back_for_any_draw_of_examples(lengths, width, data):
-    """Against a plain list of each example's rows; a draw may name an example twice."""
+    """The oracle is a plain list of each example's rows; a draw may name an example twice."""
     values = torch.arange(float(sum(lengths) * width)).reshape(-1, width)
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     own = values.split(lengths)

@@ -23,7 +23,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def straight(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One straight run of each case, shared by all checks."""
+    """One uninterrupted run of each case, shared by all checks."""
     made: dict[tuple[str, str], Path] = {}
 
     def folder(method: str, modality: str) -> Path:
@@ -58,8 +58,8 @@ class CarryingOver:
 def test_a_resumed_run_carries_over_what_the_straight_one_does(
     tiny: Any, tmp_path: Path, method: str, optimiser: str
 ) -> None:
-    """MTL and GDumb start from new parameters of the same names, BEEF's change their shape, and the last stages of
-    PODNet and BEEF have an optimiser of their own."""
+    """MTL and GDumb start from new parameters with the same names, BEEF's parameters change their shape, and the last
+    stages of PODNet and BEEF have their own optimiser."""
     carrying = CarryingOver(tiny, optimiser)
     counted_run(carrying, method, "image", tmp_path)
     check_resume_equals_the_straight_run(carrying, method, "image", tmp_path)

@@ -19,7 +19,7 @@ EXPECTED = json.loads((OLD / "expected.json").read_text())
 
 @pytest.fixture
 def old(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the old folders, beside the pictures and the backbone that they name."""
+    """A copy of the old folders, with the pictures and the backbone that they name."""
     shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
     for name in ("pictures", "vit"):
         shutil.copytree(tiny.folder / name, tmp_path / name)
@@ -28,7 +28,7 @@ def old(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def agree(found: Any, expected: list[str]) -> bool:
-    """Up to one picture, whose scores another machine may round the other way."""
+    """One picture may differ, because another machine may round its scores the other way."""
     return sum(map(str.__ne__, map(str, found), expected)) <= 1
 
 

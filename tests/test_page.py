@@ -24,7 +24,7 @@ def write_studies(folder: Path, **changes: Any) -> Path:
 
 
 def write_many(folder: Path, methods: int = 22, seeds: int = 2) -> list[str]:
-    """Methods of which each scores more than the one before; returns their names, best first."""
+    """Methods with increasing scores; returns their names, best first."""
     names = [f"Method {number:02}" for number in range(methods)]
     for number, name in enumerate(names):
         for seed in range(seeds):
@@ -298,7 +298,7 @@ def tab() -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with everything on it: studies, published numbers, costs, two benchmarks, hostile names."""
+    """A page with everything: studies, published numbers, costs, two benchmarks, hostile names."""
     folder = tmp_path_factory.mktemp("full")
     for number, method in enumerate(("SEQ", "ER", "BiC", "BaCE")):
         for seed in (0, 1):
@@ -333,7 +333,7 @@ def show_all(tab: Page) -> None:
 
 UNDRAWN = """Array.from(document.querySelectorAll('[data-figure]'))
   .filter(plot => !plot.querySelector('.main-svg')).map(plot => plot.dataset.figure)"""
-# What reaches out of the window, without what scrolls in a box of its own.
+# Elements that reach out of the window, except those that scroll in their own box.
 WIDE = """Array.from(document.querySelectorAll('body *')).filter(e => !e.closest('.scroll, pre, svg') &&
   e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"""
 INKS = """[getComputedStyle(document.body).color,

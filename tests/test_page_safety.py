@@ -24,8 +24,8 @@ POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\" content=\"(.*
 
 
 def payload(number: int) -> str:
-    """Breaks out of text, attributes of both quotes, comments, titles, styles and scripts; and means something to
-    Jinja, str.format, string.Template and plotly's hover templates."""
+    """A text that breaks out of text, attributes with both quotes, comments, titles, styles and scripts, and that has a
+    meaning for Jinja, str.format, string.Template and plotly's hover templates."""
     run = f"window.hit={1000 + number}"
     return (
         f"~{number}\"'><script>{run}</script><img src=x onerror={run}></title></style></script><script>{run}</script>"
@@ -35,7 +35,7 @@ def payload(number: int) -> str:
 
 
 class Poisoned:
-    """A run folder in which a payload stands wherever the page's reader takes a text."""
+    """A run folder with a payload wherever the page reads a text."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,12 +68,12 @@ class Poisoned:
 
 
 def places(content: Any, where: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """Every value in JSON: what holds it, under which key, and where; "" is a key that an object does not have yet."""
+    """Every value in JSON with its container, its key and its path; "" is a key that an object does not have yet."""
     keys = list(content) if isinstance(content, dict) else range(len(content))
     for key in keys:
         if isinstance(content[key], dict | list):
             yield from places(content[key], f"{where}.{key}")
-        elif key not in ("event", "loss", payload(906)):  # without these an event is none that the page shows
+        elif key not in ("event", "loss", payload(906)):  # the page does not show an event without these
             yield content, key, f"{where}.{key}"
     if isinstance(content, dict):
         yield content, "", f"{where}.new"
@@ -101,8 +101,8 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Poisoned:
 
 @pytest.fixture(scope="module")
 def page(poisoned: Poisoned) -> Path:
-    """With further runs, which give it what a page can have beside: many methods, two benchmarks, settings compared,
-    and a run that is not finished."""
+    """A page with further runs, which add all other parts of a page: many methods, two benchmarks, compared settings
+    and an unfinished run."""
     runs, name = [poisoned.folder], payload(900)
     for number in range(8):
         runs.append(write_run(poisoned.folder.parent / f"{number}", f"{number}{payload(901)}", benchmark=name))
@@ -189,7 +189,7 @@ def test_nothing_runs(tab: Page, page: Path) -> None:
     drawn = tab.run(SCREEN)
     assert "~902\"'><script>" in drawn  # a value of a setting, on an axis
     assert "&lt;" not in drawn
-    assert tab.complaints == []  # not even an attempt that the policy had to stop
+    assert tab.complaints == []  # there was not even an attempt for the policy to stop
 
 
 @needs_chromium

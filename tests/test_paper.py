@@ -165,8 +165,8 @@ def test_every_printed_method_with_two_modes_of_replay_is_shown_in_both() -> Non
 
 
 def test_der_is_read_as_the_paper_reads_it_but_where_it_is_quoted() -> None:
-    """Its own tables herd for every method, so the row has a teacher, at its own weights; the original stands behind.
-    Numbers of Tables III and V are of the original."""
+    """The paper's own tables herd for every method, so the row has a teacher, at its own weights; the original follows.
+    The numbers of Tables III and V belong to the original."""
     for entry, row, behind in (
         ("cifar100", "teacher", "stored"),
         ("challenging", "teacher", "stored"),
@@ -254,7 +254,7 @@ def test_runs_with_different_settings_have_different_folders() -> None:
 
 
 def test_the_protocol_of_pre_trained_encoders_has_tasks_of_their_sizes_in_their_order() -> None:
-    """LAMDA-PILOT's B0-IncN: N classes a task from the first on; VTAB's classes come as they are."""
+    """LAMDA-PILOT's B0-IncN has N classes in every task, also in the first; VTAB's classes are not reordered."""
     increments: dict[str, set[int]] = {}
     classes = {"cifar100": 100, "imagenet-r": 200, "imagenet-a": 200, "cub": 200, "omnibenchmark": 300, "vtab": 50}
     for cell in ENTRIES["ptm"].cells():
@@ -456,7 +456,7 @@ def test_what_cannot_be_run_does_not_stop_the_rest(
 
 
 def make_run(folder: Path, matrix: list[list[float]], seed: int = 0, **more: Any) -> None:
-    """A finished run with these scores; two classes a task."""
+    """A finished run with these scores and two classes per task."""
     folder.mkdir(parents=True)
     tasks = [{"name": f"t{t}", "classes": [f"c{2 * t}", f"c{2 * t + 1}"]} for t in range(len(matrix))]
     config = {"seed": seed, **more.pop("config", {})}
@@ -475,7 +475,7 @@ def make_run(folder: Path, matrix: list[list[float]], seed: int = 0, **more: Any
 
 
 def anchor(*same: bool) -> dict[str, Any]:
-    """An anchor of a gallery with neighbours that are, or are not, of its class."""
+    """An anchor of a gallery with neighbours that have, or do not have, its class."""
     return {
         "label": "c0",
         "text": "a",
@@ -654,7 +654,7 @@ def test_estimates_grow_with_what_is_done() -> None:
 
 
 def every_comparison(claim: Encoded) -> list[Comparison]:
-    """For all spans of the soft-max."""
+    """The comparisons of a claim, for all spans of the soft-max."""
     return [comparison for check in claim.checks().values() for comparison in check.comparisons()]
 
 
@@ -715,7 +715,7 @@ def test_claims_about_seq_lwf_and_ewc_are_asked_for_both_spans_of_their_soft_max
 
 
 def test_the_printed_numbers_of_seq_are_those_of_a_soft_max_over_all_seen_classes() -> None:
-    """14.1 % on average over 20 steps; with the other span there is nothing to compare."""
+    """The paper prints 14.1 % on average over 20 steps; with the other span there is nothing to compare."""
     claim = CLAIMS["C01"]
     assert isinstance(claim, Encoded)
     printed = {setting: claims.printed_verdict(check)[1] for setting, check in claim.checks().items()}

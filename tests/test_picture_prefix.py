@@ -44,7 +44,7 @@ def shown(data: Images, examples: list[int], view: int | None = None) -> dict[st
 
 
 def pictures_run(encoder: Encoder, inputs: dict[str, Tensor]) -> list[int]:
-    """How many pictures each block was given in one pass."""
+    """The number of pictures that each block receives in one pass."""
     counts = [0] * DEPTH
 
     def count(block: int, pictures: int) -> None:
@@ -231,7 +231,7 @@ def test_an_accelerator_passes_pictures_in_parts_of_one_size(folders, monkeypatc
         return inputs["pixel_values"].mean((2, 3))[:, None]  # (pictures, 1, 3)
 
     class Elsewhere(torch.Tensor):
-        """Pictures that say that they are not on the CPU."""
+        """Pictures that claim not to be on the CPU."""
 
         device = torch.device("meta")  # type: ignore[assignment]
 

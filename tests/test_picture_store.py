@@ -66,7 +66,7 @@ def test_the_second_run_decodes_nothing_and_reads_the_same(folder, counted):
 
 
 def test_no_room_is_asked_for_at_the_size_of_the_first_of_unequal_pictures(folder, monkeypatch):
-    """A million pictures of the first one's size may not fit where as many squares do."""
+    """A million pictures of the first one's size may not fit on a disk that has room for as many squares."""
     Image.new("RGB", (50, 90), "red").save(folder / "train" / "ant" / "0.png")
     asked, plain = [], picture_store.Draft.allocate
 

@@ -43,7 +43,7 @@ def texts(lengths: list[int], seed: int = 0) -> dict[str, Tensor]:
 
 
 def blocks_run(encoder: TextEncoder, inputs: dict[str, Tensor]) -> list[int]:
-    """How many texts each block was given in one pass."""
+    """The number of texts that each block receives in one pass."""
     counts = [0] * DEPTH
 
     def count(block: int) -> Callable[..., None]:
@@ -177,7 +177,7 @@ def test_encoders_with_the_same_frozen_weights_share_what_is_kept(folders):
     assert kept("bert", 1) is not first
     assert kept("roberta", 2) is not first
     assert kept("bert", 2, torch.bfloat16) is not kept("bert", 2)
-    assert list(caches.newest.values()) == [kept("bert", 2)]  # what came before is let go
+    assert list(caches.newest.values()) == [kept("bert", 2)]  # earlier outputs are dropped
 
 
 def test_encoders_of_another_shape_share_nothing(folders):

@@ -39,15 +39,15 @@ def inputs_of(family: str) -> dict[str, Tensor]:
 
 
 def prefix_for(examples: int, length: int = LENGTH, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Of every example its own."""
+    """A prefix for each example."""
     rng = torch.Generator().manual_seed(seed)
     keys, values = (torch.randn(examples, length, WIDTH, generator=rng, dtype=torch.float64) for _ in range(2))
     return keys, values
 
 
 def attention_by_hand(family: str, block: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Of one example without padding: (tokens, WIDTH), (LENGTH, WIDTH) twice -> (tokens, WIDTH), before the last
-    projection."""
+    """The attention of one example without padding: (tokens, WIDTH), (LENGTH, WIDTH) twice -> (tokens, WIDTH), before
+    the last projection."""
     maps = [block.get_submodule(path) for path in QUERY_KEY_VALUE[family]]
     q, k, v = (x.numpy() @ m.weight.numpy().T + m.bias.numpy() for m in maps)
     k, v = np.concatenate([keys.numpy(), k]), np.concatenate([values.numpy(), v])
@@ -109,8 +109,8 @@ def test_a_prefix_of_length_zero_is_the_plain_block(encoders: dict[str, Encoder]
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_prefix_of_the_tokens_own_keys_and_values_changes_nothing(encoders: dict[str, Encoder], family: str) -> None:
-    """A prefix adds keys and values only, behind their projections: with those that are there once more, every weight
-    is halved, and the sums stay."""
+    """A prefix only adds keys and values, after their projections. If it repeats the existing ones, every weight is
+    halved, and the sums stay the same."""
     encoder, block = encoders[family], encoders[family].blocks[2]
     inputs = {key: value[:1] for key, value in inputs_of(family).items()}
     hidden, mask = encoder.embed(inputs)
@@ -123,7 +123,7 @@ def test_a_prefix_of_the_tokens_own_keys_and_values_changes_nothing(encoders: di
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_gradient_reaches_the_prefix_of_each_example(encoders: dict[str, Encoder], family: str) -> None:
-    """Against differences of the output; an example's output depends on no other example's prefix."""
+    """Gradients equal differences of the output; an example's output does not depend on another example's prefix."""
     encoder = copy.deepcopy(encoders[family]).requires_grad_(False)
     hidden, mask = encoder.embed(inputs_of(family))
     keys, values = (p.requires_grad_() for p in prefix_for(len(hidden)))

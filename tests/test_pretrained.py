@@ -23,7 +23,7 @@ BACKBONES = {"image": "vit", "text": "bert", "token": "bert"}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
-    """A folder of each modality and what its learner predicts; the encoders that they began with are gone."""
+    """A folder for each modality and its learner's predictions; the original encoders are gone."""
     made = Tiny(tmp_path_factory.mktemp("origin"))
     found = {}
     for modality, backbone in BACKBONES.items():
@@ -53,7 +53,7 @@ def test_the_card_is_what_the_hub_reads(models: Any) -> None:
     data = yaml.safe_load(front)
     assert data["pipeline_tag"] == "image-classification"
     assert (data["library_name"], data["metrics"]) == ("bace", ["accuracy"])
-    assert "base_model" not in data  # a folder of ours is nothing that the hub knows
+    assert "base_model" not in data  # the hub does not know our folder
     assert "| 1 | ant, bee | 20 |" in body
     labels = json.loads((folder / "config.json").read_text())
     assert labels["id2label"] == {"0": "ant", "1": "bee"}
@@ -87,7 +87,7 @@ def test_the_encoder_is_known_exactly(models: Any) -> None:
 
 
 def test_push_uploads_the_folder(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's own part up to the network: which files would go where."""
+    """The library's own code runs up to the network, where the test records the files and their destination."""
     folder, _ = models["image"]
     sent: dict[str, Any] = {}
 
@@ -115,7 +115,7 @@ def test_parameters_survive(models: Any) -> None:
 
 
 def forged(folder: Path, to: Path, change: Any) -> Path:
-    """A copy of a model whose state.json was changed, with the right check sums."""
+    """A copy of a model whose state.json was changed, with correct checksums."""
     from bace.core import checkpoint
 
     shutil.copytree(folder, to)

@@ -14,7 +14,7 @@ MASK = (1 << 64) - 1
 
 
 def test_seeds_are_what_they_always_were():
-    """Literal values: a change here makes every recorded run impossible to repeat."""
+    """The values are literal: if they change, no recorded run can be repeated."""
     assert derive(0) == 7210762507766007076
     assert derive(0, "order", 1, "main", 2, 3) == 2888893088883898354
     assert derive("0") == 2864763844733986431

@@ -17,8 +17,8 @@ from bace.methods import METHODS, find_method
 
 @pytest.fixture(scope="module")
 def ten_classes(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The first 20 training and 10 test pictures of the first ten classes of CIFAR-100, in its own layout: the whole
-    set takes half a second to read, for each of the methods."""
+    """The first 20 training and 10 test pictures of the first ten classes of CIFAR-100, in its own layout, because each
+    method would take half a second to read the whole set."""
     folder = tmp_path_factory.mktemp("ten-classes")
     for path in sorted((real_data / "cifar100").rglob("*.parquet")):
         table, count = parquet.read_table(path), 20 if "train" in path.name else 10
@@ -69,8 +69,8 @@ EPOCHS = {"L2P": 5, "PASS": 6}
 
 @pytest.mark.parametrize("method", [method.title for method in METHODS if "image" in method.modalities])
 def test_a_method_learns_real_pictures(ten_classes: str, real_models: Path, method: str) -> None:
-    """Two tasks of four classes of CIFAR-100 at 48 pixels, a few steps each: finite (or the trainer stops) and
-    falling."""
+    """On two tasks of four classes of CIFAR-100 at 48 pixels, a few steps each, losses are finite (or the trainer
+    stops) and fall."""
     settings = {
         "benchmark": "my-images",
         "benchmark.path": ten_classes,

@@ -445,7 +445,7 @@ def test_seeds_with_other_class_orders_do_not_mix_their_confusions(tmp_path: Pat
 
 
 def test_more_classes_than_a_map_has_cells_share_them(tmp_path: Path) -> None:
-    """450 classes in 3 tasks: 150 rows of 3 classes, which hold all counts, with lines between the tasks."""
+    """450 classes in 3 tasks become 150 rows of 3 classes, which hold all counts, with lines between the tasks."""
     names = [f"c{i}" for i in range(450)]
     counts = [[9 if i == j else int(j == 449) for j in range(450)] for i in range(450)]
     run = write_run(tmp_path / "run", confusion={"classes": names, "counts": counts}, per_class=None)

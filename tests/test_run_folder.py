@@ -124,7 +124,7 @@ def test_a_folder_of_a_newer_format_is_refused_by_all_who_read_it(
 
 
 def test_a_run_without_a_format_number_goes_on_and_is_opened_again(tiny: Any, tmp_path: Path) -> None:
-    """As begun by 0.1: its run.json stays as it is, and checkpoints from now on have the number."""
+    """Version 0.1 began the run: its run.json does not change, and new checkpoints have the number."""
     folder = tmp_path / "run"
     bace.run(tiny.settings("image", method="SEQ", **{"train.epochs": 1}), out=folder)
     (folder / "metrics.json").unlink()

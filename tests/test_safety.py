@@ -38,7 +38,7 @@ def run(tiny: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def theirs(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stranger's folder in the folder where one works, with a module beside the files that name it."""
+    """A stranger's folder in the working folder, with a module beside the files that name it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     for name in [name for name in sys.modules if name.split(".")[0] == "theirs"]:
@@ -56,7 +56,7 @@ def edited(path: Path, change: Any) -> None:
 
 
 def with_sums(folder: Path) -> None:
-    """Checksums that fit what is there now: a forger can compute them too."""
+    """Write checksums of the current files, as a forger could."""
     sums = {name: checkpoint._sha256(folder / name) for name in ("state.safetensors", "state.json")}
     (folder / "sha256.json").write_text(json.dumps(sums))
 
@@ -198,7 +198,7 @@ def test_a_run_folder_from_before_run_json_was_noted_still_opens(run: Path, tiny
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_continue(tiny: Any, tmp_path: Path) -> None:
-    """With the default of no checkpoint by steps."""
+    """The run keeps the default, which writes no checkpoints by steps."""
     settings = tiny.settings("image", method="ER", **{"train.epochs": 100, "train.threads": 1})
     words = [word for key, value in settings.items() for word in (f"--{key}", json.dumps(value).strip('"'))]
     for number, wish in enumerate((signal.SIGTERM, signal.SIGHUP)):
@@ -267,7 +267,7 @@ def test_a_log_that_lost_its_end_is_not_padded(tiny: Any, tmp_path: Path) -> Non
     log = tmp_path / "run" / "log.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:2]))
-    with pytest.warns(UserWarning, match="is not as the run left it"):
+    with pytest.warns(UserWarning, match="was changed after the run wrote it"):
         bace.run(resume=tmp_path / "run")
     assert b"\0" not in log.read_bytes()
     assert [json.loads(line) for line in log.read_text().splitlines()] == [json.loads(line) for line in lines[:2]]

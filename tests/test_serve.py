@@ -43,7 +43,7 @@ PLAIN = {"Content-Type": "text/plain; charset=utf-8"}
 
 
 def ask(port: int, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-    """Status and JSON of an answer."""
+    """The status and the JSON of an answer."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("GET" if body is None else "POST", path, body, headers or {})
         answer = connection.getresponse()
@@ -62,7 +62,7 @@ def form(*files: bytes, name: str = "x.png") -> tuple[bytes, dict[str, str]]:
 
 
 class Service:
-    """A served learner. `port` is where."""
+    """A learner that is served at `port`."""
 
     def __init__(self, learner: bace.Learner, folder: Path) -> None:
         self.learner, self.folder = learner, folder
@@ -106,7 +106,7 @@ def serving(tiny: Any, modality: str, folder: Path) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def services(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Service]]:
-    """A service for each modality, made when it is first asked for."""
+    """A service for each modality, created at its first use."""
     made: dict[str, Service] = {}
 
     def get(modality: str) -> Service:
@@ -196,7 +196,7 @@ def test_classes_health_and_the_description_are_told(services: Any) -> None:
 
 
 def png(width: int, height: int) -> bytes:
-    """The head of a PNG of this size, and nearly nothing of its pixels: a decompression bomb."""
+    """The header of a PNG of this size, with almost no pixel data: a decompression bomb."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -231,10 +231,10 @@ BAD: list[tuple[str, str, bytes, dict[str, str], int, str]] = [
     ("image", "?reject=nan", grey(), {}, 422, "reject: "),
     ("image", "?reject=2", grey(), {}, 422, "reject: "),
     ("image", "?top=0", grey(), {}, 422, "top: "),
-    ("text", "", b"", JSON, 400, "no JSON"),
-    ("text", "", b"\xff", JSON, 400, "no JSON"),
-    ("text", "", b"[" * 5000, JSON, 400, "no JSON"),
-    ("text", "", b'{"inputs": ["\\ud800"]}', JSON, 400, "no JSON"),
+    ("text", "", b"", JSON, 400, "not usable JSON"),
+    ("text", "", b"\xff", JSON, 400, "not usable JSON"),
+    ("text", "", b"[" * 5000, JSON, 400, "not usable JSON"),
+    ("text", "", b'{"inputs": ["\\ud800"]}', JSON, 400, "not usable JSON"),
     ("text", "", b'{"inputs": ["a"], "rejects": 1}', JSON, 422, "expected"),
     ("text", "", b'["a"]', JSON, 422, "expected"),
     ("text", "", b'{"inputs": []}', JSON, 422, "no examples"),
@@ -246,7 +246,7 @@ BAD: list[tuple[str, str, bytes, dict[str, str], int, str]] = [
     ("text", "", b"\n\n", PLAIN, 422, "no examples"),
     ("text", "", b"a\n" * 21, PLAIN, 413, "more than 20 examples"),
     ("text", "", b"text\na", {"Content-Type": "text/csv"}, 415, "is a table"),
-    ("text", "", b"<a/>", {"Content-Type": "application/xml"}, 415, "'application/xml' is not read"),
+    ("text", "", b"<a/>", {"Content-Type": "application/xml"}, 415, "'application/xml' cannot be read"),
     ("text", "", b'{"inputs": []}', {}, 422, "no examples"),
     ("text", "", b'{"inputs": []}', {"Content-Type": "Application/vnd.api+JSON; x=y"}, 422, "no examples"),
     ("text", "", *form(b"text\na", name="a.csv"), 415, "'a.csv' is a table"),
@@ -332,7 +332,7 @@ def test_a_text_is_never_looked_up_as_a_file(services: Any, tmp_path: Path) -> N
 
 
 def test_bytes_of_all_requests_together_are_limited(services: Any) -> None:
-    """A request that stops in the middle of its body holds what has come of it until it is gone."""
+    """A request that stops in the middle of its body holds the bytes that have arrived until it ends."""
     service = services("text")
 
     def wait_for_held(wanted: int) -> None:
@@ -359,7 +359,7 @@ def test_bytes_of_all_requests_together_are_limited(services: Any) -> None:
 
 
 class Slow:
-    """A model that waits for a sign, and doubles numbers."""
+    """A model that waits for a signal and doubles numbers."""
 
     def __init__(self) -> None:
         self.passed: list[int] = []
@@ -457,7 +457,7 @@ def test_the_model_is_exchanged_while_requests_are_answered(tiny: Any, tmp_path:
             assert (service.watched.model.version, len(service.watched.model.learner.classes_)) == (2, 4)
             shutil.copytree(service.folder, tmp_path / "other")
             shutil.rmtree(service.folder)
-            service.watched.look()  # gone: the model stays, and it is said
+            service.watched.look()  # the folder is gone: the model stays, and the problem is reported
             assert "cannot" in service.watched.problem or "holds no" in service.watched.problem
             assert service.watched.model.version == 2
             (tmp_path / "other").rename(service.folder)
@@ -542,7 +542,7 @@ def page() -> Iterator[Page]:
 
 
 def wait_for(page: Page, script: str) -> Any:
-    """What the script finds, as soon as it finds something."""
+    """The result of the script, as soon as it has one."""
     deadline = time.monotonic() + 30
     while not (found := page.run(script)):
         assert time.monotonic() < deadline, f"{script}: {page.run('document.body.innerText')}"
@@ -551,7 +551,7 @@ def wait_for(page: Page, script: str) -> Any:
 
 
 def dropped(page: Page, *given: tuple[str, str, bytes]) -> None:
-    """Files, by name, type and content, fall on the page."""
+    """Drop files, given by name, type and content, on the page."""
     made = ",".join(
         f"new File([Uint8Array.from(atob('{base64.b64encode(data).decode()}'), c => c.charCodeAt(0))], "
         f"'{name}', {{type: '{kind}'}})"

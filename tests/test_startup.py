@@ -9,7 +9,7 @@ SLOW = ("torch", "datasets", "plotly", "transformers", "sklearn", "pandas", "pya
 
 
 def imported(code: str) -> set[str]:
-    """The slow packages that are there after the code has run, in a process of its own."""
+    """The slow packages that are imported after the code has run in a separate process."""
     program = f"{code}\nimport sys\nprint(*(name for name in {SLOW!r} if name in sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(done.stderr.split())

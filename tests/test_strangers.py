@@ -37,7 +37,7 @@ from bace.models.loading import load_encoder
 from bace.models.weights import read_weights
 
 NESTED = "[" * 100_000 + "]" * 100_000
-DEEP = "[" * 500 + "]" * 500  # which Python's reader takes, and what works on it by recursion may not
+DEEP = "[" * 500 + "]" * 500  # Python's reader accepts it, but recursive functions may not
 LONG = "1" * 5000  # digits: Python refuses to make a number of them
 HALF = '"\\ud800"'  # half of a character
 
@@ -57,7 +57,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command line said: an error of ours, not a fault."""
+    """The message of the command line, which must be an error for the user and not a fault of bace."""
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert "unexpected error" not in said
@@ -96,7 +96,7 @@ def test_the_formats_that_we_say_we_read_are_read(tmp_path: Path, suffix: str) -
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of one bit a pixel, all black: a thousandth of its pixels in bytes."""
+    """A black PNG with one bit per pixel; its bytes are a thousandth of its pixels."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -544,8 +544,9 @@ def test_the_parts_of_a_model_lie_in_its_folder(tiny: Any, tmp_path: Path) -> No
 
 
 def test_a_model_brings_no_code(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a hub: classes of its own in config.json and tokenizer_config.json, and the modules that define them."""
-    monkeypatch.setattr("builtins.input", lambda *_: "y")  # whoever is asked says yes
+    """A folder as on a hub, with its own classes in config.json and tokenizer_config.json and the modules that define
+    them."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # every question is answered with yes
     evil = f"import pathlib\npathlib.Path({str(tmp_path / 'it ran')!r}).touch()\nclass Mine: pass\n"
     named = {name: "evil.Mine" for name in ("AutoConfig", "AutoModel", "AutoTokenizer")}
     for source, load in ((tiny.vit, load_encoder), (tiny.bert, load_encoder), (tiny.bert, tokenizer)):
@@ -571,7 +572,7 @@ def test_no_source_of_ours_trusts_remote_code() -> None:
     sources = [path.read_text() for path in Path(bace.__file__).parent.rglob("*.py")]
     assert sum(source.count("trust_remote_code") for source in sources) == 1
     assert sum(source.count("trust_remote_code=False") for source in sources) == 1
-    # a tokenizer, that of a saved model, transformers' own classes; and what a model card says of ours
+    # a tokenizer, the tokenizer of a saved model, transformers' own classes; and our model card
     assert sum(source.count(".from_pretrained(") for source in sources) == 4
 
 

@@ -226,7 +226,7 @@ def test_group_of_names_one_group_for_each_example():
 
 
 def test_a_sentence_stands_for_the_rarest_type_it_shows_and_for_none_if_it_shows_none():
-    """Words by sentence: x y | x | O | x y z | y y. Among all five x is shown three times, y too, z once."""
+    """The words by sentence are x y | x | O | x y z | y y. Three of the five show x, three show y, and one shows z."""
     tags = [[1, 3], [1], [0], [1, 4, 5], [3, 3]]
     rows = flat([1 + torch.arange(len(words)) for words in tags])
     tokens = flat([torch.zeros(len(words) + 2, dtype=torch.int64) for words in tags])

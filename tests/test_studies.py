@@ -45,7 +45,7 @@ def chosen(config: Config) -> dict[str, Study]:
 
 
 def learned(tiny: Any, method: Any, modality: str = "image", **changes: Any) -> Observation:
-    """A method that has just learned its last task, and nothing of the evaluation."""
+    """A method that has just learned its last task, before the evaluation."""
     config = config_from(tiny.settings(modality, method=method, **changes))
     trainer = Trainer(*assemble(config), config, studies=chosen(config))
     trainer.run()
@@ -159,7 +159,7 @@ def test_a_learner_refuses_studies(tiny):
 
 
 def overlapping_classes(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Four Gaussian classes in eight dimensions of which about one row in five is on the wrong side: the best linear
+    """Four Gaussian classes in eight dimensions. About one row in five is on the wrong side, so the best linear
     classifier is not at infinity."""
     rng = generator(seed, "classes")
     targets = torch.randint(4, (rows,), generator=rng)
@@ -185,7 +185,7 @@ def test_the_linear_probe_agrees_with_logistic_regression_on_the_same_features()
 
 @pytest.mark.parametrize("make", [CosineHead, LinearHead])
 def test_the_recipe_of_the_study_comes_close_to_logistic_regression(make):
-    """On handwritten digits, by their pixels."""
+    """The rows are the pixels of handwritten digits."""
     features, targets = load_digits(return_X_y=True)
     features, targets = torch.tensor(features, dtype=torch.float32), torch.tensor(targets)
     head = make(64)
@@ -208,7 +208,7 @@ def test_the_probe_takes_epochs_on_a_large_set_and_steps_on_a_small_one():
 
 
 def test_probing_reads_features_that_the_method_s_own_classifier_has_forgotten(tiny):
-    """The head rows of old classes are spoiled; the features are as they were."""
+    """The head rows of old classes are spoiled; the features do not change."""
     seen = learned(tiny, "MTL", **{"train.epochs": 12})
     before = probing.after_task(seen)
     with torch.no_grad():
@@ -240,8 +240,8 @@ def test_probing_of_entities_is_macro_f1_over_all_tasks_so_far(tiny):
 
 
 def test_distances_by_hand():
-    """Class 0: features (1, 0) and (0, 2), whose unit mean points to (1, 1), against the row (3, 0): 1 - cos 45.
-    Class 1: (0, 5) against (0, -1): 2. Class 2 has no rows."""
+    """Class 0 has features (1, 0) and (0, 2), whose unit mean points to (1, 1), and the head row (3, 0): 1 - cos 45.
+    Class 1 has (0, 5) and the head row (0, -1): 2. Class 2 has no rows."""
     features = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 5.0]])
     rows = torch.tensor([[3.0, 0.0], [0.0, -1.0], [1.0, 1.0]])
     found = tracking.class_distances(features, torch.tensor([0, 0, 1]), rows)
@@ -292,7 +292,7 @@ def test_tracking_of_entities_leaves_the_background_out(tiny):
 
 @pytest.mark.usefixtures("double")
 def test_the_gallery_shows_the_neighbours_of_bace_s_last_table(tiny):
-    """Brute force over the teacher's features of the last epoch's view, at the moment the table is made."""
+    """The oracle is brute force over the teacher's features of the last epoch's view, when the table is made."""
     config = config_from(tiny.settings("image", method="BaCE", studies=["gallery"]))
     method, stream = assemble(config)
     expected: dict[int, dict[int, list[tuple[int, float]]]] = {}

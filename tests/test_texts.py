@@ -140,7 +140,7 @@ def test_a_word_that_the_tokenizer_drops_becomes_unknown(tokenizer):
 
 
 def check_windows(data: Entities, pieces: list[range], sentences: list[list[str]], tokenizer, max_length: int) -> None:
-    """Every window is framed by the special tokens and within the length; together they hold every word in order."""
+    """Special tokens frame every window, no window is too long, and together they hold every word in order."""
     lead, tail = tokenizer.cls_token_id, tokenizer.sep_token_id
     assert [len(p) >= 1 for p in pieces] == [True] * len(sentences)
     assert [e for p in pieces for e in p] == list(range(len(data)))

@@ -40,7 +40,7 @@ from bace.randomness import generator
 
 
 class Points:
-    """Points of the plane; a view moves a point by nothing."""
+    """Points in the plane; views do not move them."""
 
     modality: Any = IMAGE
     row_start = positions = lengths = None
@@ -114,7 +114,7 @@ def trainer_of(
     callbacks: dict[str, Any] | None = None,
     **train: Any,
 ) -> Trainer:
-    """A trainer over the plane: four points a step, one epoch, plain SGD unless said otherwise."""
+    """A trainer over the plane, by default with four points per step, one epoch and plain SGD."""
     given = {"epochs": 1, "batch_size": 4, "lr": 0.1, "momentum": 0.0, **train}
     config = Config(
         {"name": "plane"},
@@ -151,7 +151,7 @@ class Saving(Trainer):
 
 
 def run_saving(make: Callable[..., Trainer], start: Cut | None = None) -> tuple[Trainer, list[Cut], list[Any]]:
-    """Run, from a cut if given; also what was saved on the way and what was logged."""
+    """Run, from a cut if given; also return the saved states and the log."""
     cuts: list[Cut] = []
     log: list[Any] = []
 
@@ -181,7 +181,7 @@ def assert_same_ending(trainer: Trainer, expected: tuple[dict[str, Tensor], Any]
 
 
 def assert_resumes_exactly(make: Callable[..., Trainer], *, twice: bool = True) -> list[Cut]:
-    """From every resume point; and cut again at the first resume point after that."""
+    """The run resumes from every resume point, and is cut again at the first resume point after that."""
     straight, cuts, log = run_saving(make)
     expected = ending(straight)
     assert {cut.kind for cut in cuts} == {"step", "stage", "finish", "evaluate", "task"}
@@ -205,7 +205,7 @@ class Plain(Method):
 
 
 class Slope(Method):
-    """One number p, whose loss is p: its gradient is 1 at every step."""
+    """One number p whose loss is p, so its gradient is 1 at every step."""
 
     title = "Slope"
 
@@ -270,7 +270,7 @@ def test_a_stages_rate_for_the_head_wins(own):
 
 @pytest.mark.parametrize(("least", "epochs"), [(0, 2), (4, 2), (5, 3), (7, 4)])
 def test_a_stage_gets_as_many_epochs_as_its_least_number_of_steps_takes(least, epochs):
-    """Two steps an epoch. The schedule runs over all of them."""
+    """An epoch has two steps. The schedule runs over all steps."""
     progress: list[float] = []
 
     class Short(Plain):
@@ -286,7 +286,7 @@ def test_a_stage_gets_as_many_epochs_as_its_least_number_of_steps_takes(least, e
 
 
 def test_decay_without_gradient_shrinks_matrices_only():
-    """SGD: p <- p - lr * decay * p, two steps."""
+    """SGD takes two steps p <- p - lr * decay * p."""
 
     class Nothing(Plain):
         def loss(self, batch: Batch) -> Loss:
@@ -320,7 +320,7 @@ def test_nothing_to_train_is_an_error():
     ],
 )
 def test_schedules_run_over_the_stage_step_by_step(schedule, factors):
-    """Two epochs of two steps: progress 0, 1/4, 1/2, 3/4; begun anew in the second task, alike for head and encoder."""
+    """Two epochs of two steps have progress 0, 1/4, 1/2, 3/4, for head and encoder alike; the second task restarts."""
     rates: list[dict[float, float]] = []
 
     class Watching(Plain):
@@ -335,7 +335,7 @@ def test_schedules_run_over_the_stage_step_by_step(schedule, factors):
 
 
 def test_a_warm_up_rises_from_its_first_step_on_and_the_schedule_follows():
-    """Two epochs of two steps: half of them warm up, the other half fall linearly from the full rate."""
+    """In two epochs of two steps, the rate rises in the first half and falls linearly from the full rate after it."""
     rates: list[float] = []
 
     class Watching(Plain):
@@ -356,7 +356,7 @@ def test_hal_s_copy_learns_with_the_run_s_optimiser(tiny, optimiser):
 
 
 def test_a_stages_own_schedule_is_given_the_epochs_done_exactly():
-    """49 epochs, of which some would be missed by a rounding: 49 * (x / 49) < x. Whole ones must come as they are."""
+    """Rounding would miss some of 49 epochs, because 49 * (x / 49) < x. Whole epochs must stay whole."""
     asked: list[float] = []
 
     class Scheduled(Plain):
@@ -401,7 +401,7 @@ def test_the_scheduled_rate_is_the_one_that_is_applied():
 
 
 def test_clipping_comes_after_before_step():
-    """before_step makes the gradient huge; what is applied has norm 1."""
+    """before_step makes the gradient huge; the applied gradient has norm 1."""
 
     class Shouting(Plain):
         def before_step(self, batch: Batch) -> None:
@@ -460,7 +460,7 @@ def test_momentum_is_dropped_or_carried_from_task_to_task(reset, trace):
 
 
 def test_momentum_of_a_parameter_that_has_a_gradient_only_now_and_then():
-    """q is in the loss in every other step; SGD leaves it and its velocity alone in between: v = 1, 3/2."""
+    """q is in the loss in every other step; in between, SGD does not change it or its velocity: v = 1, 3/2."""
 
     class Blinking(Slope):
         def __init__(self) -> None:
@@ -702,7 +702,7 @@ def test_named_passes_have_dropout_of_their_own_whatever_ran_before(tiny):
 
 
 class ExtraPass(Method):
-    """Plain fine-tuning with a pass beside that leads nowhere."""
+    """Plain fine-tuning with an additional pass that is not used."""
 
     title = "ExtraPass"
 
@@ -724,8 +724,8 @@ def test_an_extra_pass_changes_no_other_draw(tiny):
 
 
 class TwoStages(Method):
-    """Learns as usual; then a square of its own for the task is made (structure), started from the features' mean and a
-    random draw (prepare) and trained on top. `prepared` counts the preparations."""
+    """Learns as usual, then adds a square matrix for the task (structure), initialises it with the mean of the features
+    and a random draw (prepare), and trains it. `prepared` counts the preparations."""
 
     title = "TwoStages"
 
@@ -821,7 +821,7 @@ def test_before_epoch_runs_again_on_resume_before_any_step():
 
 
 class Helped(Plain):
-    """A second network is made for each task, trained, and let go of."""
+    """A second network is built for each task, trained, and dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -893,8 +893,8 @@ def test_what_a_stage_does_not_train_asks_for_no_gradient_until_the_stage_is_ove
 
 
 class Scripted(Method):
-    """Every point is classified rightly, ever more or less surely: the head's scale follows a script, so the validation
-    loss falls when the scale rises."""
+    """Every point is classified correctly, with varying confidence: the head's scale follows a script, so the
+    validation loss falls when the scale rises."""
 
     title = "Scripted"
 
@@ -1066,7 +1066,7 @@ def mean_direction(c: int) -> np.ndarray:
 
 
 def test_imprinted_rows_are_the_mean_directions_of_their_class_at_the_norm_of_the_old_rows():
-    """The first task's at norm 1."""
+    """The rows of the first task have norm 1."""
     rows: list[Tensor] = []
 
     class Watching(Plain):
@@ -1089,9 +1089,9 @@ def test_an_imprinted_run_resumes_exactly():
 
 
 def test_forward_transfer_by_hand():
-    """Nothing is trained (lr 0), so features are the points and the old rows point east and north. Before
-    task 2, its rows imprinted point west and south; of its test points (-1, .1), (1, .1), (.1, -1), (-.1, -2) all but
-    the second, which lies in the east, are right: 75. Chance: the same with five draws of random rows."""
+    """Nothing is trained (lr 0), so features are the points and the old rows point east and north. Before task 2, its
+    imprinted rows point west and south. Of its test points (-1, .1), (1, .1), (.1, -1), (-.1, -2), all but the second,
+    which lies in the east, are correct: 75. The chance level is the same with five draws of random rows."""
     trainer = trainer_of(Plain(), lr=0.0, head=HeadSettings(head_init="imprint"), fwt=True)
     results = trainer.run()
     assert results.before == [75.0]
@@ -1109,8 +1109,8 @@ def test_forward_transfer_by_hand():
 
 
 def test_forward_transfer_is_measured_on_the_encoder_of_the_task_before():
-    """What task 1 does to the encoder counts: here it turns everything by 180 degrees at its end, so that task 2's
-    points lie where the old classes' rows are (both then point the same way as the imprinted ones)."""
+    """The effect of task 1 on the encoder counts: at its end, it turns everything by 180 degrees, so that task 2's
+    points lie where the old classes' rows are (both then point in the same direction as the imprinted rows)."""
 
     class Turning(Plain):
         def after_task(self, task: Task) -> None:
@@ -1158,7 +1158,7 @@ def test_test_examples_are_open_for_transfer_and_evaluation_only():
 
 
 def steps_of_texts(tiny: Any, bucketing: bool) -> tuple[Trainer, list[Cut], list[Batch]]:
-    """ER on texts: the trainer at its end, what it saved after each step, and the batch of each step."""
+    """ER on texts: the trainer at its end, the state after each step, and the batch of each step."""
     settings = {"method": "er", "train.bucketing": bucketing, "checkpoint.every": 1, "memory": 5}
     config = config_from(tiny.settings("text", **settings))
     batches: list[Batch] = []

@@ -26,8 +26,8 @@ def search(tiny: Any, *wanted: str, method: str = "ER", **changes: object) -> Se
 
 
 def spoilt(tiny: Any, folder: Path) -> str:
-    """The pictures with every file of the test split, and of the classes of the last task, spoilt: to open one is an
-    error."""
+    """The pictures, in which every file of the test split and of the last task's classes is spoilt, so that opening one
+    is an error."""
     shutil.copytree(tiny.folder / "pictures", folder)
     bad = [*folder.glob("test/*/*"), *folder.glob("train/dog/*"), *folder.glob("train/eel/*")]
     assert len(bad) > 10

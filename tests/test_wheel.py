@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 
 def closure(requirements: list[Requirement]) -> dict[str, Distribution]:
-    """What is installed here of these requirements and of theirs, by name."""
+    """The installed packages among these requirements and their own requirements, by name."""
     found: dict[str, Distribution] = {}
     asked: set[tuple[str, str]] = set()
     while requirements:
@@ -32,7 +32,7 @@ def closure(requirements: list[Requirement]) -> dict[str, Distribution]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, because setuptools writes beside its sources."""
+    """The wheel, built from a copy because setuptools writes beside its sources."""
     copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An environment with the packages that the wheel asks for, and no other: bace's own source is not among them."""
+    """An environment with only the packages that the wheel requires; it does not contain bace's own source."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")

@@ -18,7 +18,7 @@ WIDTH, DEPTH, SIZE, PATCH, PAD = 32, 3, 32, 8, 1
 
 
 def tiny_model(family: str, **changes: Any) -> Any:
-    """A transformers model, with its pooler and in eval mode. Dropout is high, so that it shows where it should not."""
+    """A transformers model, with its pooler and in eval mode. Dropout is high, so that unwanted dropout is noticed."""
     image = {"image_size": SIZE, "patch_size": PATCH}
     common = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 4, "hidden_dropout_prob": 0.5}
     text = {"vocab_size": 50, "max_position_embeddings": 24, "pad_token_id": PAD}
@@ -70,8 +70,8 @@ def tiny_inputs(family: str, height: int = SIZE, width: int = SIZE) -> dict[str,
 
 
 def reference(model: Any, inputs: dict[str, Tensor], **options: Any) -> Any:
-    """What transformers computes; DINOv2 interpolates positions without being asked, and of CLIP's tokens transformers
-    brings the first alone through the final LayerNorm."""
+    """The output of transformers. DINOv2 interpolates positions by itself, and transformers applies CLIP's final
+    LayerNorm only to the first token."""
     if "pixel_values" in inputs and model.config.model_type != "dinov2":
         options["interpolate_pos_encoding"] = True
     with torch.no_grad():

@@ -78,7 +78,7 @@ class Block(nn.Module):
 
 
 class VectorEncoder(Encoder):
-    """One token an example, which is also its feature."""
+    """One token per example, which is also its feature."""
 
     modality = movable = "vector"
     attention_end, mlp_end = "mix", "mlp"

@@ -27,15 +27,15 @@ _HOMES = {
 
 
 def load(folder: str, *, trust: bool = False, force: bool = False) -> "Learner":
-    """The model of a finished run folder, ready to `predict`. `trust`: a method that is not part of bace, but named in
-    the folder, may be imported. `force`: the folder is opened though its run.json was changed after the run."""
+    """The model of a finished run folder, ready to `predict`. `trust`: the folder may name a method that is not part of
+    bace, which is then imported. `force`: open the folder even if its run.json was changed after the run."""
     from bace.learner import Learner
 
     return Learner.from_run(folder, trust=trust, force=force)
 
 
 def __getattr__(name: str) -> Any:
-    """Torch is imported when it is first needed, so that `bace --help` answers at once."""
+    """Import torch only when it is needed, so that `bace --help` answers at once."""
     import importlib
 
     if name in _HOMES:

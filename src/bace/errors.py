@@ -38,7 +38,7 @@ class TrainingError(BaceError):
 
 
 class RankLost(TrainingError):
-    """Another process of the run is no more."""
+    """Another process of the run has ended."""
 
 
 class RanksDiffer(TrainingError):
@@ -55,7 +55,7 @@ class Stopped(BaceError):
 
 
 def printable(text: str) -> str:
-    """Control characters, which could rewrite the terminal, as they are escaped in Python."""
+    """Escape control characters, which could rewrite the terminal, as Python does."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -16,8 +16,8 @@ MOST_NESTED = 100  # JSON that is nested deeper has no meaning here and would ca
 
 
 def parse_json(text: str) -> Any:
-    """JSON from a file. A ValueError says why it cannot be used. This includes what Python's own reader accepts: halves
-    of characters, which cannot be written again, and unlimited nesting."""
+    """Parse JSON from a file. A ValueError says why it cannot be used. Two things are refused that Python's own reader
+    accepts: halves of characters, which cannot be written again, and unlimited nesting."""
     try:
         found = json.loads(text)
     except RecursionError:
@@ -35,8 +35,8 @@ def _is_flat(value: Any, most: int) -> bool:
 
 
 def typed(found: Any, kind: Any, name: str) -> Any:
-    """JSON converted to an annotated type: an object to a dataclass, a list to a tuple. A ValueError says what does not
-    fit. Numbers are finite. Where None is allowed, it replaces numbers that are not."""
+    """Convert JSON to an annotated type: an object to a dataclass, a list to a tuple. A ValueError says what does not
+    fit. Numbers must be finite. If None is allowed, it replaces numbers that are not finite."""
     origin, kinds = get_origin(kind), get_args(kind)
     if NoneType in kinds:
         infinite = isinstance(found, float) and not is_number(found)
@@ -68,7 +68,7 @@ def is_number(found: Any) -> bool:
 
 
 def check_format(found: dict[str, Any], newest: int) -> None:
-    """ValueError if a newer version wrote it. What has no number is of format 1."""
+    """Raise a ValueError if a newer version wrote this. A file without a number has format 1."""
     number = found.get("format", 1)
     if type(number) is not int or not 1 <= number <= newest:
         raise ValueError(f"'format' is {number!r:.20}, and this version of bace reads 1 to {newest}: update bace")
@@ -83,10 +83,10 @@ def inside(folder: Path, name: str | Path) -> Path:
 
 @contextmanager
 def in_place(path: Path, ours: Sequence[str] = ()) -> Iterator[Path]:
-    """Give a place beside `path` to write a file or folder to, and rename it when it is whole and on the disk: whoever
-    reads finds the old one or the new one, also after a power loss. `ours`: the files of a folder, by glob patterns."""
+    """Give a place beside `path` for a new file or folder, and rename it when it is complete and on the disk. Readers
+    find either the old one or the new one, even after a power loss. `ours`: the files of a folder, by glob patterns."""
     beside = path.with_name(f".{path.name}.unfinished")
-    discard(beside, ours)  # what a killed process left
+    discard(beside, ours)  # remains of a killed process
     try:
         yield beside
         for written in beside.iterdir() if beside.is_dir() else [beside]:
@@ -99,15 +99,15 @@ def in_place(path: Path, ours: Sequence[str] = ()) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole, or not at all."""
+    """Write a file completely or not at all."""
     with in_place(path) as beside, open_own(beside, "w") as file:
         file.write(text)
 
 
 @contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in here with the same folder: for files that several may write at a time. The lock
-    is the kernel's, on the folder itself."""
+    """Wait until no other process is in this block with the same folder. This protects files that several processes may
+    write at the same time. The kernel holds the lock, on the folder itself."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -135,8 +135,8 @@ def to_disk(path: Path) -> None:
 
 
 def discard(path: Path, ours: Sequence[str] = ()) -> None:
-    """Delete a file, or a link, never what it leads to; of a folder the files of these glob patterns, and the folder
-    itself if nothing else is in it."""
+    """Delete a file, or a link but never its target. In a folder, delete the files of these glob patterns, and then the
+    folder itself if nothing else is in it."""
     if path.is_symlink() or not path.is_dir():
         return path.unlink(missing_ok=True)
     for own in [own for pattern in ours for own in path.glob(pattern)]:

@@ -1,5 +1,5 @@
-"""Progress: lines for everyone, and on a terminal a bar below them. Both go to the standard error, so that the standard
-output holds results and nothing else."""
+"""Progress is shown in lines and, on a terminal, in a bar below them. Both go to standard error, so that standard
+output contains only results."""
 
 import os
 import sys
@@ -24,14 +24,14 @@ def is_first() -> bool:
 
 
 def tell(line: str) -> None:
-    """Print a line at once, also into a pipe or a file."""
+    """Print a line at once, even into a pipe or a file."""
     if is_first():
         print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def bar(title: str) -> Iterator[Show | None]:
-    """A bar for the share done, between 0 and 1; None when nobody is looking."""
+    """A bar for the share done, between 0 and 1; None if there is no terminal."""
     if not (sys.stderr.isatty() and is_first()):
         yield None
         return
@@ -41,8 +41,8 @@ def bar(title: str) -> Iterator[Show | None]:
 
 
 class Board:
-    """How far many runs are: a bar for each that is running and one for all of them on a terminal; elsewhere, and of
-    runs that have ended, a line."""
+    """The progress of many runs. A terminal shows a bar for each active run and one for all runs. A line reports each
+    run that has ended and, without a terminal, each run that begins."""
 
     def __init__(self, total: int, bars: Any = None, tell: Tell = tell) -> None:
         self.total, self.begun, self.ended, self.bars, self.print = total, 0, 0, bars, tell
@@ -61,7 +61,7 @@ class Board:
             self.bars.update(self.rows[name], completed=done, description=text)
 
     def wait(self, name: str) -> None:
-        """Another process works on it."""
+        """Show that another process works on the run."""
         self.update(name, 0.0, "in use by another process")
 
     def end(self, name: str, said: str) -> None:
@@ -107,7 +107,7 @@ def _bars() -> Any:
 
 
 def duration(seconds: float) -> str:
-    """As many digits as an estimate deserves: '40 s', '12 min', '3.5 h'."""
+    """A time with as many digits as an estimate deserves: '40 s', '12 min', '3.5 h'."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

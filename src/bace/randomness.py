@@ -1,7 +1,7 @@
-"""Named random streams: every draw is a pure function of who asks for it, never of what was drawn before.
+"""Named random streams. Every draw is a pure function of its name and never depends on earlier draws.
 
-That is what makes ablations paired (switching one term of a loss off changes no other draw) and resume exact (there is
-no generator state to save).
+Therefore ablations are paired (switching off one term of a loss changes no other draw) and resume is exact (there is no
+generator state to save).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def generator(*parts: int | str) -> torch.Generator:
 
 
 def seed_dropout(seed: int) -> None:
-    """Seed what dropout draws from. (`torch.manual_seed` does more, and takes a millisecond for it.)"""
+    """Seed the generators of dropout. (`torch.manual_seed` does more, which takes a millisecond.)"""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -34,7 +34,7 @@ def seed_dropout(seed: int) -> None:
 
 @contextlib.contextmanager
 def dropout_drawn_from(seed: int) -> Iterator[None]:
-    """Dropout in here depends on the seed alone, and what is drawn afterwards does not depend on it."""
+    """Dropout inside this block depends only on the seed, and later draws do not depend on the block."""
     before = torch.default_generator.get_state()
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     seed_dropout(seed)
@@ -50,7 +50,7 @@ def uniform(
     ids: Tensor,  # (examples,) int64
     lanes: int,
 ) -> Tensor:  # (lanes, examples) float64 in [0, 1)
-    """A number for each lane and example, a hash of (key, lane, id): the same whatever else is in the batch."""
+    """A number for each lane and example: a hash of (key, lane, id), which does not depend on the rest of the batch."""
     keys = torch.tensor([derive(key, lane) for lane in range(lanes)])
     state = _mix(ids + keys[:, None])
     state = _mix(state + _signed(0x9E3779B97F4A7C15))

@@ -1,12 +1,13 @@
-"""The processes of one run. With one process, nothing in here does anything.
+"""The processes of one run. With a single process, these functions have no effect.
 
-Every rank goes through the same program. Draws are functions of names and positions, so all ranks know every batch. A
-rank passes its share of it through the encoders and gets the rows of all shares back (`gather`). From these rows all
-ranks compute the same loss, whatever it couples, and so the same tables, memory and weights.
+Every rank runs the same program. Draws are functions of names and positions, so all ranks know every batch. A rank
+passes its share of the batch through the encoders and gets back the rows of all shares (`gather`). From these rows all
+ranks compute the same loss, whichever rows it couples, and therefore the same tables, memory and weights.
 
-The gradient is exact. Of a parameter it has two parts: what comes through the encoders, of which a rank knows its
-share's, and everything else (heads, penalties), which every rank knows in full. `gather` multiplies what goes back to
-the share by the number of ranks; the mean over the ranks then is the sum of the first part and, as it is, the second.
+The gradient is exact. The gradient of a parameter has two parts. The first comes through the encoders, and a rank knows
+only its share of it. Every rank knows the second part (heads, penalties) in full. `gather` multiplies the gradient that
+flows back into a share by the number of ranks. The mean over the ranks is then the sum of all shares of the first part,
+plus the second part.
 """
 
 import contextlib
@@ -26,12 +27,12 @@ from bace.progress import is_first, launched
 
 T = TypeVar("T")
 BUCKET = 2**23  # numbers that are sent at once
-PATIENCE = datetime.timedelta(days=1)  # one rank may decode pictures for hours; a dead one is noticed at once
+PATIENCE = datetime.timedelta(days=1)  # one rank may decode pictures for hours; a dead rank is noticed at once
 
 _alone = False  # whether this rank works on something of its own
 
 
-# -- who is there
+# -- ranks
 
 
 def size() -> int:
@@ -44,20 +45,20 @@ def index() -> int:
 
 
 def several() -> bool:
-    """Whether passes are shared out."""
+    """Whether passes are divided among ranks."""
     return size() > 1 and not _alone
 
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[None]:
-    """In here the processes that were started together are ranks of one run. `device`: train.device."""
+    """Inside this block, the processes that were started together are ranks of one run. `device`: train.device."""
     if not launched() or dist.is_initialized():
         yield
         return
     on_gpus = device != "cpu" and torch.cuda.is_available()
     if on_gpus:
         if device not in ("auto", "cuda"):
-            raise ConfigError(f"train.device is '{device}', but every process takes a GPU of its own: leave it at auto")
+            raise ConfigError(f"train.device is '{device}', but every process needs its own GPU: leave it at auto")
         if (own := int(os.environ.get("LOCAL_RANK", "0"))) >= (gpus := torch.cuda.device_count()):
             raise ConfigError(f"there are more processes on this machine than GPUs ({gpus}): use train.devices {gpus}")
         torch.cuda.set_device(own)
@@ -67,14 +68,14 @@ def joined(device: str) -> Iterator[None]:
     )
     try:
         yield
-    except Exception as error:  # the group stays: to dissolve it would wait for ranks that may be dead
+    except Exception as error:  # the group stays: dissolving it would wait for ranks that may be dead
         error.said = _said(store, error)  # type: ignore[attr-defined]
         raise
     dist.destroy_process_group()
 
 
 def _said(store: Any, error: Exception) -> bool:
-    """Whether another rank says the same of this run; that a rank is lost, need not be said if it said why."""
+    """Whether another rank reports this error. A lost rank need not be reported if that rank gave its own reason."""
     with contextlib.suppress(RuntimeError):
         if isinstance(error, RankLost):
             return bool(store.add("bace errors", 0) or store.add("bace lost", 1) > 1)
@@ -88,13 +89,13 @@ def check_count(devices: int) -> None:
     if devices != size():
         raise ConfigError(
             f"train.devices is {devices}, but this is one process: use `bace run`, which starts {devices} of them, or "
-            f"start your program by `torchrun --nproc-per-node {devices}`. Many runs are spread by --workers"
+            f"start your program with `torchrun --nproc-per-node {devices}`. Use --workers to spread many runs"
         )
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """In here this rank works on something of its own: passes are not shared out, and nobody waits for it."""
+    """Inside this block, this rank works on its own: passes are not divided, and no rank waits for it."""
     global _alone
     before, _alone = _alone, True
     try:
@@ -105,7 +106,7 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_goes_first() -> Iterator[None]:
-    """In here the first rank is done before the others begin: what it decodes or downloads, they find."""
+    """The first rank finishes this block before the others begin, so they find what it decodes or downloads."""
     if not is_first():
         wait()
     with alone():
@@ -118,14 +119,14 @@ def first_goes_first() -> Iterator[None]:
 
 
 def share(examples: int) -> slice:
-    """The examples of a batch that this rank passes; of fewer examples than ranks, some ranks have none."""
+    """The examples of a batch that this rank passes. If there are fewer examples than ranks, some ranks have none."""
     start, stop = (examples * rank // size() for rank in (index(), index() + 1))
     return slice(start, stop)
 
 
 def gather(
     own: Tensor,  # (own rows, ...)
-    where: slice | Tensor,  # which of all rows they are
+    where: slice | Tensor,  # their positions among all rows
     rows: int,
 ) -> Tensor:  # (rows, ...)
     """The rows of all ranks, on every rank."""
@@ -139,7 +140,7 @@ class _Gather(torch.autograd.Function):
         ctx.where = where
         whole = own.new_zeros(rows, *own.shape[1:])
         whole[where] = own
-        _add_up(whole)  # to zeros: every row is the one that its rank has computed, bit for bit
+        _add_up(whole)  # the others add zeros, so every row equals the row of its rank bit for bit
         return whole
 
     @staticmethod
@@ -148,8 +149,8 @@ class _Gather(torch.autograd.Function):
 
 
 def mean(gradients: Iterable[Tensor]) -> list[Tensor]:
-    """The exact gradients, from those that this rank has computed. A method that asks torch.autograd.grad, or calls
-    backward() by itself, has to take this of what it gets; the trainer does it with the gradients of a step."""
+    """The exact gradients, from those that this rank has computed. A method that calls torch.autograd.grad, or
+    backward(), by itself has to apply this to its gradients; the trainer applies it to the gradients of a step."""
     given = list(gradients)
     if not several():
         return given
@@ -196,12 +197,12 @@ def total(value: Tensor) -> Tensor:
 
 
 def dealt(parts: Sequence[T]) -> Sequence[T]:
-    """The parts of a work that are this rank's."""
+    """The parts of some work that this rank does."""
     return parts[index() :: size()]
 
 
 def agree(*numbers: int) -> list[int]:
-    """The largest that any rank has of each."""
+    """The largest value of each number on any rank."""
     if not several():
         return list(numbers)
     found = torch.tensor(numbers)
@@ -210,12 +211,12 @@ def agree(*numbers: int) -> list[int]:
 
 
 def wait() -> None:
-    """Until all ranks are here."""
+    """Wait until all ranks are here."""
     agree(0)
 
 
 def texts(own: str) -> list[str]:
-    """What all ranks have to say, in their order."""
+    """The texts of all ranks, in the order of the ranks."""
     if not several():
         return [own]
     written = own.encode()

@@ -1,4 +1,4 @@
-"""What commands share: printing, and the check of the number of seeds."""
+"""Functions that commands share: printing, and the check of the number of seeds."""
 
 import json
 import sys
@@ -61,7 +61,7 @@ def in_line(value: object) -> str:
 
 
 def in_words(value: object) -> str:
-    """A cell as text: lists and names of settings have commas between them."""
+    """A cell as text; commas separate the entries of lists and the names of settings."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list | dict) else str(value)

@@ -6,15 +6,15 @@ from bace.errors import CheckpointError
 
 
 def command(model: Path, name: str, *, trust: bool = False) -> None:
-    """Remove a class from a model: its head rows, its statistics and every kept example that shows it.
+    """Remove a class from a model: its head rows, its statistics and every stored example that shows it.
 
-    MODEL changes only when a model without the class is written; then the old one is deleted. What the weights of the
-    encoder have learned from the class remains, and so do copies and backups that you have made of MODEL.
+    MODEL changes only when a model without the class is written; then the old one is deleted. The encoder keeps what
+    its weights have learned from the class, and your own copies and backups of MODEL keep the class.
 
     Args:
         model: the folder of a saved learner.
         name: the class, or the entity type.
-        trust: a method of your own that MODEL names may be imported, which runs its code.
+        trust: allow a method of your own that MODEL names to be imported, which runs its code.
     """
     from bace.core.checkpoint import generations
     from bace.learner import Learner

@@ -10,13 +10,13 @@ from bace.errors import printable
 def command(model: Path, *, json: bool = False, trust: bool = False) -> None:
     """Show what a model knows: classes, calls, memory and size of a saved Learner; tasks and scores of a run.
 
-    A learner has no test data: what it knows of a class is measured on examples that it learned from. A low share is a
-    fault, a high one is no promise.
+    A learner has no test data, so its knowledge of a class is measured on training examples. A low share is a problem;
+    a high share is no guarantee.
 
     Args:
         model: the folder of a saved Learner, of a run, or of a comparison.
         json: print one JSON object.
-        trust: a method of your own that MODEL names may be imported, which runs its code.
+        trust: allow a method of your own that MODEL names to be imported, which runs its code.
     """
     from bace.experiments.run_folder import is_begun, load_run, run_folders
     from bace.report.inspection import inspect_learner, inspect_run

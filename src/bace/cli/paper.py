@@ -158,7 +158,7 @@ def show_tables(entry: Entry, scale: Scale, out: Path) -> None:
 
 
 def print_configs(cells: list[Cell], scale: Scale) -> None:
-    """The settings of each cell as YAML documents; for a cell that cannot be run here, what it asks for and why not."""
+    """Print the settings of each cell as a YAML document; for a cell that cannot be run here, also the reason."""
     import yaml
 
     from bace.config.parse import as_yaml, nest
@@ -199,7 +199,7 @@ def print_estimate(entry: Entry, scale: Scale, seeds: int, out: Path) -> None:
     print(
         f"estimate for {entry.id} at {scale} scale: {passes / 1e6:.1f} million passes, {in_hours(hours)} hours at "
         f"{gflops:.0f} GFLOP/s ({device}, half of a measured matrix product), {largest / 1e9:.1f} GB of memory"
-        + (f"; {unknown} runs of unknown cost are not in it" if unknown else "")
+        + (f"; this leaves out {unknown} runs of unknown cost" if unknown else "")
     )
 
 

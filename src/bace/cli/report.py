@@ -36,13 +36,13 @@ def show_report(
     runs = load_runs(folders)
     for run in runs:
         if run.changed:
-            warnings.warn(f"'{run.folder}' is not as its run left it: {', '.join(run.changed)} changed", stacklevel=2)
+            warnings.warn(f"'{run.folder}' was changed after its run: {', '.join(run.changed)}", stacklevel=2)
     rows = summary_rows(runs)
     if ranked:
         rows.sort(key=lambda row: row.A_last.mean if row.A_last else 0.0, reverse=True)
     print_table(rows, Console(width=None if sys.stdout.isatty() else 120))
     if unfinished := [run for run in runs if run.metrics is None]:
-        print("not in the table, because unfinished (bace run --resume DIR):")
+        print("these runs are not in the table, because they are unfinished (bace run --resume DIR):")
     for run in unfinished:
         print(f"  {printable(str(run.folder))}: {len(run.matrix)} of {len(run.tasks)} tasks done")
     print(f"page: {write_page(runs, page)}")

@@ -26,7 +26,7 @@ def command(
     """Run one method on one benchmark.
 
     --benchmark NAME, --method NAME, --backbone NAME and --memory N are short for --benchmark.name, --method.name,
-    --backbone.name and --memory.size. The defaults below are those of this method on this benchmark.
+    --backbone.name and --memory.size. The defaults below apply to this method on this benchmark.
 
     Args:
         out: the folder that keeps the run, by default runs/BENCHMARK-METHOD-SEED. The same command continues a run that
@@ -62,7 +62,7 @@ def command(
 
 
 def begin_or_continue(chosen: Config, folder: Path, *, resumed: bool, force: bool) -> None:
-    """Run in a folder: go on with the run in it, show it if it is finished, or begin one."""
+    """Run in a folder: continue the run in it, show it if it is finished, or begin one."""
     from bace import ranks
     from bace.config.parse import method_label
     from bace.experiments.cells import Cell, is_done
@@ -87,7 +87,7 @@ def begin_or_continue(chosen: Config, folder: Path, *, resumed: bool, force: boo
 
 
 def run_in_processes(config: Config, folder: Path, *, force: bool, begun: bool) -> NoReturn:
-    """Begin or continue the run in as many processes as its settings ask for; those print what there is to print."""
+    """Begin or continue the run in as many processes as its settings ask for. These processes do the printing."""
     from bace.config.parse import as_yaml
     from bace.experiments.launch import launch
 

@@ -19,23 +19,24 @@ def command(
     trust: bool = False,
     force: bool = False,
 ) -> None:
-    """Answer predictions over HTTP, and on a page to drop files on.
+    """Serve predictions over HTTP, and on a page to drop files on.
 
-    The page is at /, predictions are at /predict, the classes at /classes, a sign of life at /health, and a description
-    of all this at /docs. Requests that arrive together are predicted together. If the folder changes, its new model is
-    opened and takes over; until then the old one answers. Everybody who reaches the port may ask: there is no password.
+    The page is at /, predictions are at /predict, the classes at /classes, the server's state at /health, and a
+    description of all this at /docs. Requests that arrive together are predicted together. If the folder changes, its
+    new model is opened and takes over; until then the old one answers. There is no password: everybody who reaches the
+    port may ask.
 
     Args:
-        model: the folder of a run, of a comparison (whose best run is taken), or of a saved Learner.
+        model: the folder of a run, of a comparison (its best run is used), or of a saved Learner.
         host: the address to listen at; 0.0.0.0 for all of this machine.
-        port: to listen at; 0 for a free one.
-        batch: examples that are passed through the model together.
-        max_body: megabytes of a request.
-        max_examples: of a request.
-        max_total: megabytes of all requests that are being answered; above it a request is told to try again.
-        watch: seconds between two looks at the folder; 0: it is opened once.
-        trust: a method of your own that MODEL names may be imported, which runs its code.
-        force: serve though run.json was changed after the run.
+        port: the port to listen at; 0 for a free one.
+        batch: the number of examples that pass through the model together.
+        max_body: megabytes in a request.
+        max_examples: examples in a request.
+        max_total: megabytes in all requests that are being answered; a request above this gets the answer to try again.
+        watch: seconds between two checks of the folder; 0 means that it is opened once.
+        trust: allow a method of your own that MODEL names to be imported, which runs its code.
+        force: serve even if run.json was changed after the run.
     """
     from bace.cli.predict import open_model
 

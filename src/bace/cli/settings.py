@@ -1,4 +1,4 @@
-"""What `run` and `compare` share: settings from a file and from the command line."""
+"""Functions that commands share: settings from a file and from the command line."""
 
 import argparse
 import os

@@ -1,1 +1,1 @@
-"""Settings: which there are, how they are read, and how they are explained."""
+"""The settings, and how they are read and explained."""

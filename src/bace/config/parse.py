@@ -80,7 +80,7 @@ RANGES: dict[str, tuple[float, float]] = {  # the smallest and the largest value
     "checkpoint.keep": (1, math.inf),
 }
 
-LARGEST = 2**53  # of whole numbers: torch overflows on more than 2**63, and JSON of others is not exact above
+LARGEST = 2**53  # the largest whole number: torch overflows above 2**63, and other programs' JSON is inexact above this
 
 # Settings of version 0.1 that no longer exist; they did not change results.
 RETIRED = frozenset({"method.speedups"})
@@ -113,7 +113,7 @@ def config_from(given: Mapping[str, Any]) -> Config:
     try:
         parsed = make_parser(method).parse_object(nest(changed), defaults=False)  # type: ignore[arg-type]
         config = as_config(nest({**copy.deepcopy(usual), **vars(parsed.as_flat())}))
-    except (RecursionError, ValueError) as error:  # of a type's own parser
+    except (RecursionError, ValueError) as error:  # from the parser of a type
         raise ConfigError(_one_line(error)) from error
     check_ranges(config)
     if config.train.early_stop and not config.benchmark["val_fraction"]:
@@ -126,7 +126,7 @@ def current(given: Mapping[str, Any], *, complete: bool = True) -> dict[str, Any
     version. A setting that is missing is then newer than the file and gets the value that its version implied."""
     settings = {name: value for name, value in flatten(given).items() if name not in RETIRED}
     method = str(settings.get("method.name", DEFAULT_NAMES["method.name"])).lower()
-    if not settings.get("method.base_init", True):  # SLDA's, where it was off
+    if not settings.get("method.base_init", True):  # a setting of SLDA, if it was off
         del settings["method.base_init"]
     return {**IN_0_1[""], **IN_0_1.get(method, {}), **settings} if complete else settings
 
@@ -140,12 +140,12 @@ def check_ranges(config: Config) -> None:
     values = flatten(dataclasses.asdict(config))
     for key, (least, most) in RANGES.items():
         value = values[key]
-        if value is not None and not least <= value <= most:  # so that nan is refused too
+        if value is not None and not least <= value <= most:  # written so that nan is refused, too
             allowed = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
             raise ConfigError(f"{key} is {value}: it must be {allowed}")
     for key, value in values.items():
         if isinstance(value, int) and abs(value) > LARGEST:
-            raise ConfigError(f"{key} is {value:.3g}: whole numbers go up to {LARGEST:,} here")
+            raise ConfigError(f"{key} is {value:.3g}: whole numbers may not exceed {LARGEST:,}")
 
 
 def add_settings(parser: Parser, method: type[Method] | None = None) -> None:
@@ -163,7 +163,7 @@ def add_settings(parser: Parser, method: type[Method] | None = None) -> None:
         type=LoggerName | list[LoggerName],
         nargs="+",
         default=[],
-        help="where the losses and scores of a run are logged beside its log.jsonl: docs/loggers.md",
+        help="loggers for the losses and scores of a run, in addition to its log.jsonl (docs/loggers.md)",
     )
     _add_section(parser, "benchmark", DataSettings, "a name of `bace list benchmarks`")
     if method:
@@ -214,7 +214,7 @@ def default_settings(method: type[Method]) -> dict[str, Any]:
 
 
 def _is_default(value: object, default: object) -> bool:
-    """Whether a value need not be parsed: a plain one that is the default's equal, and True is not 1."""
+    """Whether a value need not be parsed, because it is plain and equals the default; True does not equal 1."""
     return isinstance(value, str | int | float | None) and type(value) is type(default) and value == default
 
 
@@ -273,7 +273,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What YAML can write: no tuples."""
+    """The value in a form that YAML can write, without tuples."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value

@@ -113,7 +113,7 @@ class Parser(ArgumentParser):
         return f"{self.prog} needs {command.upper()}: {self._action(command).help}"
 
     def _wrong(self, key: str, message: str) -> str:
-        """Which value was refused, and what was expected."""
+        """The error for a value that was refused, with the kind of value that was expected."""
         action = self._action(key)
         name = action.option_strings[0] if self.words and action.option_strings else key
         kind = action._typehint

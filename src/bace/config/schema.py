@@ -15,7 +15,7 @@ class Training:
     Args:
         epochs: passes over a task's training examples.
         batch_size: examples per step. Methods that replay give `replay_ratio` of it to the memory once there is one.
-        accumulate: read each batch in this many parts and add up their gradients. The result is that of the whole
+        accumulate: read each batch in this many parts and add up their gradients, which gives the gradient of the whole
             batch. Memory holds the activations of one part only, at the price of one more forward pass.
         recompute: keep only the inputs of each block and compute the rest again in the backward pass. This saves memory
             for activations, at the price of one more forward pass.
@@ -41,7 +41,7 @@ class Training:
             and none for the CPU.
         device: "auto" takes a GPU if there is one.
         devices: the number of processes that train one run together. Each takes its share of every batch and, if there
-            are any, a GPU of its own. Under torchrun their number is torchrun's (docs/scale.md).
+            are any, a GPU of its own. torchrun sets its own number of processes (docs/scale.md).
         precision: the precision of the passes through the encoder; weights, head and losses are float32. With float16,
             gradients are scaled, and a step whose gradients overflow is left out. Half precisions are tried first:
             some CPUs report support but crash.

@@ -15,10 +15,10 @@ NO_IDS = torch.zeros(0, dtype=torch.int64)
 
 
 class Keyed(dict[str, Tensor]):
-    """Inputs with a key for each example, by which earlier results for the same view are found again. A changed copy,
-    `{**inputs, ...}`, is an ordinary dict without keys, and nothing is found for it.
+    """Inputs with a key for each example, under which earlier results for the same view are stored. A changed copy,
+    `{**inputs, ...}`, is an ordinary dict without keys, so nothing is looked up for it.
 
-    keys: (examples,) int64, on the host. A negative key is a random view, which may never come again.
+    keys: (examples,) int64, on the host. A negative key marks a random view, which may never repeat.
     """
 
     def __init__(self, inputs: dict[str, Tensor], keys: Tensor) -> None:
@@ -27,7 +27,7 @@ class Keyed(dict[str, Tensor]):
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device. A GPU fetches it from pinned memory while it goes on computing."""
+    """The tensor on the device. A GPU fetches it from pinned memory while it continues to compute."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
@@ -50,7 +50,7 @@ class Batch:
         return torch.arange(len(self), device=self.targets.device) if self.at is None else self.at[:, 0]
 
     def pick(self, rows: Tensor) -> "Batch":  # (picked,) positions of rows in the batch
-        """Exactly these rows, in this order, with no other examples than theirs; texts are padded no further."""
+        """Exactly these rows, in this order, with only their examples and with no more padding than these need."""
         examples, at = rows, None
         if self.at is not None:
             examples, inverse = torch.unique(self.at[rows, 0], return_inverse=True)
@@ -64,7 +64,7 @@ class Batch:
         return Batch(inputs, self.targets[rows], self.examples[examples.cpu()], self.rows[rows], at)
 
     def part(self, examples: slice) -> tuple["Batch", slice | Tensor]:
-        """These examples with all their rows, padded as they are, and which of the batch's rows those are."""
+        """These examples with all their rows and their padding, and the positions of these rows in the batch."""
         inputs = {key: value[examples] for key, value in self.inputs.items()}
         if isinstance(self.inputs, Keyed):
             inputs = Keyed(inputs, self.inputs.keys_of_examples[examples])
@@ -79,7 +79,7 @@ class Batch:
 
     @staticmethod
     def cat(first: "Batch", second: "Batch | None") -> "Batch":
-        """Both batches as one, so that the network is passed once; texts are padded to the longer of the two."""
+        """Both batches as one, for a single pass through the network; texts are padded to the longer of the two."""
         if second is None:
             return first
         at = None
@@ -99,7 +99,7 @@ class Batch:
 
 
 def _cat_padded(a: Tensor, b: Tensor) -> Tensor:
-    if a.ndim == 2 and a.shape[1] != b.shape[1]:  # token ids and masks; what the mask hides may hold any id
+    if a.ndim == 2 and a.shape[1] != b.shape[1]:  # token ids and masks; padding may hold any id
         length = max(a.shape[1], b.shape[1])
         a, b = (torch.nn.functional.pad(x, (0, length - x.shape[1])) for x in (a, b))
     return torch.cat([a, b])

@@ -1,4 +1,4 @@
-"""Benchmarks: which data, cut into which tasks, with which settings by default."""
+"""Benchmarks. Each declares its data, its tasks and its default settings."""
 
 import warnings
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class TaskTables:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A declaration: what `bace list benchmarks` shows, and the defaults that `bace run` starts from."""
+    """A declaration with the text for `bace list benchmarks` and the defaults for `bace run`."""
 
     name: str
     modality: str
@@ -69,7 +69,7 @@ def shared_out(
         for share in shares:
             train, test = read_corpus(share.corpus, modality, settings)
             classes = list(share.classes) or train.names
-            if find_modality(modality).one_label:  # all sentences are shown, also those without an entity
+            if find_modality(modality).one_label:  # all sentences are shown, even those without an entity
                 train, test = only(train, classes), only(test, classes)
             if prefix:
                 train, test = qualified(share, train), qualified(share, test)
@@ -86,7 +86,7 @@ def one_set(corpus: Corpus) -> Callable[[DataSettings], list[TaskTables]]:
 
 
 def read_corpus(corpus: Corpus, modality: str, settings: DataSettings, *, alone: bool = False) -> tuple[Table, Table]:
-    """A public set's training and test examples. It warns if some are missing."""
+    """The training and test examples of a public set. A warning says if some are missing."""
     source = locate(corpus, settings.path, alone=alone)
     here = isinstance(source, Path)
     held_out = corpus.held_out if corpus.held_out and here and not has_split(source, "test") else 0.0
@@ -117,7 +117,7 @@ def read_corpus(corpus: Corpus, modality: str, settings: DataSettings, *, alone:
 def read_both(
     source: str | Path, modality: str, settings: DataSettings, test_fraction: float, options: dict[str, Any]
 ) -> tuple[Table, Table]:
-    """The training and test tables. The test is a split of the source, or held out. Pictures are not decoded yet."""
+    """The training and test tables. The test is a split of the source or is held out. Pictures are not decoded yet."""
 
     def split(name: str, limit: int | None) -> Table:
         return read(source, split=name, modality=modality, limit_per_class=limit, decode=False, **options)
@@ -173,7 +173,7 @@ def order_classes(names: list[str], settings: DataSettings) -> list[str]:
 
 
 def share_out(classes: int, tasks: int | list[int]) -> list[int]:
-    """Classes per task; what does not divide evenly goes to the first tasks."""
+    """The number of classes of each task; the first tasks get the remainder."""
     if isinstance(tasks, list):
         if sum(tasks) > classes or min(tasks, default=0) < 1:
             raise ConfigError(f"benchmark.tasks {tasks} needs {sum(tasks)} classes; the data have {classes}")
@@ -256,9 +256,9 @@ def hold_out(
 
 
 def split_off(table: Table, fraction: float, rng: torch.Generator) -> tuple[Table, Table]:
-    """A table without a test split as training and test."""
+    """Split a table without a test split into training and test."""
     names = {str(label): c for c, label in enumerate(dict.fromkeys(map(str, table.labels)))}
-    one = table.modality.one_label  # a sentence shows several classes: sentences are held out as if of one
+    one = table.modality.one_label  # sentences show several classes, so they are held out as if they had one class
     classes = torch.tensor([names[str(label)] if one else 0 for label in table.labels])
     train, test = hold_out(torch.arange(len(table)), classes, fraction, rng)
     return table.take(train.tolist()), table.take(test.tolist())
@@ -284,7 +284,7 @@ _TEXT = {
 }
 
 _ENTITIES = {**_TEXT, "train.epochs": 5, "benchmark.max_length": 256}
-_DESK = {  # what two cores can do: the upper blocks of MiniLM are trained, in batches of similar lengths
+_DESK = {  # small enough for two cores: trains the upper blocks of MiniLM, in batches of similar lengths
     "backbone.name": "minilm",
     "backbone.cache": 1000,
     "backbone.pooling": "class",  # as the results in docs/results.md were measured
@@ -293,7 +293,7 @@ _DESK = {  # what two cores can do: the upper blocks of MiniLM are trained, in b
 }
 
 _VIT = {"backbone.name": "vit-b16", "memory.size": 500}
-_ADAPTERS = {  # as ROW has them
+_ADAPTERS = {  # as in ROW
     "backbone.name": "deit-small-611",
     "backbone.adapter": 128,
     "memory.size": 2000,
@@ -308,7 +308,7 @@ _HARD = {
     "benchmark.class_order": "numpy",
     "benchmark.seed": 1993,
 }
-_PICTURES_DESK = {  # a run of 20 tasks takes two cores minutes, joint training at every task half an hour
+_PICTURES_DESK = {  # on two cores, a run of 20 tasks takes minutes; joint training at every task takes half an hour
     "backbone.name": "vit-tiny",
     "backbone.image_size": 64,
     "benchmark.train_per_class": 25,
@@ -351,7 +351,7 @@ BENCHMARKS: dict[str, Benchmark] = {
                 "backbone.name": "digits-vit",
                 "memory.size": 20,
                 "train.batch_size": 32,
-                "train.lr": 0.003,  # at 0.01 matching the logits of few old classes oscillates (curvature ~ sigma^2)
+                "train.lr": 0.003,  # at 0.01 the matching of few old classes' logits oscillates (curvature ~ sigma^2)
             },
         ),
         *_pictures(
@@ -496,7 +496,7 @@ BENCHMARKS: dict[str, Benchmark] = {
                 "backbone.freeze": 4,
                 "train.batch_size": 8,
                 "train.epochs": 2,
-                "train.lr": 3e-4,  # the training loss says so: at 1e-4 two epochs are too few
+                "train.lr": 3e-4,  # by the training loss, two epochs are too few at 1e-4
             },
             _corpora(ENTITIES_DESK),
         ),

@@ -86,7 +86,7 @@ def count_folder(corpus: Corpus, modality: str, folder: Path) -> Counts:
 
 
 def count_cached(corpus: Corpus) -> Counts | None:
-    """What `datasets` noted of a set when it fetched it."""
+    """The counts that `datasets` recorded when it downloaded a set."""
     try:
         from datasets import config
     except ImportError:

@@ -1,5 +1,5 @@
-"""The public sets: where they come from, how they lie on disk, how large they are; and streams made of several of them,
-where every task is a corpus, or some of its classes."""
+"""The public sets, with their origin, their layout on disk and their size; and streams of several of them, in which
+every task is a corpus or some of its classes."""
 
 import os
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ class Corpus:
     hub: its hub id, if there is no such folder; None if the hub has no copy with class names.
     terms: who distributes it, and under which conditions.
     columns, label: the columns to read, if they cannot be found by name. "?" follows a column that some copies lack.
-    title: what its task is called.
+    title: the name of its task.
     counts: the numbers of the complete set; None if editions differ.
     layout: the files in the folder.
-    unpacked: the folder that its archive makes, below `folder` or instead of it.
+    unpacked: the folder that its archive creates, below `folder` or instead of it.
     subset: the configuration of the hub set.
     names: its classes, in order, for files that do not name them.
-    held_out: the share of each class that is the test, where the published files have none.
-    mirror: whether a mirrored picture still shows its class, which letters and digits do not.
+    held_out: the share of each class that becomes the test set, if the published files have none.
+    mirror: whether a mirrored picture still shows its class; letters and digits do not.
     """
 
     folder: str
@@ -54,7 +54,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class TaskCorpus:
-    """What one task shows: a corpus, or these classes of it."""
+    """The data of one task: a corpus, or these classes of it."""
 
     name: str
     corpus: Corpus
@@ -246,7 +246,7 @@ _DBPEDIA = (
     ),
     TaskCorpus("DBPedia2", DBPEDIA, ("Village", "Animal", "Plant", "Album", "Film", "WrittenWork")),
 )
-TOPICS = (  # what overlaps with another corpus is left out
+TOPICS = (  # without classes that overlap with another corpus
     _AG_NEWS,
     *_DBPEDIA,
     TaskCorpus("Yahoo1", YAHOO, ("Society & Culture", "Health", "Education & Reference")),
@@ -290,7 +290,7 @@ ENTITIES_DESK = (
 
 
 def qualified(share: TaskCorpus, table: Table) -> Table:
-    """The table with its corpus's name before every class: one name in two corpora is two classes."""
+    """The table with its corpus's name before every class, because two corpora may use one name for two classes."""
 
     def full(name: str) -> str:
         return f"{share.corpus.folder}.{name}"
@@ -302,7 +302,8 @@ def qualified(share: TaskCorpus, table: Table) -> Table:
 def locate(corpus: Corpus, root: str | None, *, alone: bool = False) -> Path | str:
     """The corpus's folder, or its hub id.
 
-    root: the folder that holds the corpora's; if the corpus is `alone`, also its own folder, a file, or a hub id.
+    root: the folder that holds the folders of the corpora; if the corpus is `alone`, also its own folder, a file, or a
+        hub id.
     """
     if alone and root:
         return find_folder(corpus, root) or (Path(root) if Path(root).exists() else root)
@@ -318,7 +319,7 @@ def locate(corpus: Corpus, root: str | None, *, alone: bool = False) -> Path | s
 
 
 def check_present(shares: Sequence[TaskCorpus], root: str | None) -> None:
-    """Say at once, before anything is read, which corpora are missing and where to get each."""
+    """Before anything is read, name all missing corpora and where to get each."""
     problems = []
     for corpus in dict.fromkeys(share.corpus for share in shares):
         try:
@@ -330,7 +331,7 @@ def check_present(shares: Sequence[TaskCorpus], root: str | None) -> None:
 
 
 def find_folder(corpus: Corpus, *places: str | None) -> Path | None:
-    """Where the corpus lies in one of these: in its folder, or as its archive was unpacked."""
+    """The place of the corpus below one of these: its folder, or the folder that its archive creates."""
     names = [corpus.folder]
     if corpus.unpacked:
         names = [f"{corpus.folder}/{corpus.unpacked}", corpus.folder, corpus.unpacked]

@@ -28,26 +28,26 @@ from bace.errors import ConfigError, DataError
 from bace.files import inside
 
 Size = int | tuple[int, int]  # the side of a square, or height and width
-DEFAULT_SIZE = 256  # side of the squares that pictures of unequal sizes become
+DEFAULT_SIZE = 256  # pictures of unequal sizes become squares of this side
 MEMORY_LIMIT = 2 * 1024**3  # bytes; larger picture tensors live in a memory-mapped file
-STORED_FROM = 5000  # pictures; fewer are decoded sooner than they are looked up
-MOST_PIXELS = 64_000_000  # of one picture: 192 MB in colour
-MOST_SIDE = 65_535  # pixels; as in JPEG. A row costs time, however short it is
-MOST_BYTES = 256 * 1024**2  # of one picture's file
-LARGE = 4_000_000  # pixels; pictures above are decoded one at a time, so that memory stays bounded
+STORED_FROM = 5000  # pictures; decoding fewer is faster than looking them up
+MOST_PIXELS = 64_000_000  # in one picture: 192 MB in colour
+MOST_SIDE = 65_535  # pixels, as in JPEG; even a short row costs time
+MOST_BYTES = 256 * 1024**2  # in the file of one picture
+LARGE = 4_000_000  # pixels; larger pictures are decoded one at a time, so that memory stays bounded
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others, such as EPS, would start other programs
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
-PICTURE_COLUMNS = ("image", "img", "picture", "file_name", "filename", "path")  # of tables, the likeliest first
+PICTURE_COLUMNS = ("image", "img", "picture", "file_name", "filename", "path")  # in tables, the likeliest first
 
 
 class PictureOptions(TypedDict, total=False):
     """How pictures are read. Other examples do not use these options.
 
-    image_size: shorter side and centre square of every picture. By default pictures stay as they are if all have one
-        size, and become 256 pixels otherwise.
+    image_size: the side of the central square that every picture is cut and resized to. By default pictures stay as
+        they are if all have one size, and become squares of 256 pixels otherwise.
     channels: 3, or 1 for grey. Transparent pictures are laid over white; a picture's EXIF rotation is applied.
     memory_limit: bytes above which the pictures live in a memory-mapped file (in BACE_CACHE, default ~/.cache/bace).
-    decode: False leaves the pictures of files where they are, to be decoded later, all or some of them (`Pictures`).
+    decode: False leaves pictures in their files, so that all or some can be decoded later (`Pictures`).
     """
 
     image_size: Size | None
@@ -65,7 +65,7 @@ def check_options(options: PictureOptions) -> None:
 
 
 def picture_of(value: Any, folder: Path | None, where: str) -> bytes | Path | Image.Image:
-    """What can be opened, from what sources hold: bytes, a path, a PIL picture, or a hub cell of bytes and path."""
+    """Something to open from a cell of a source: bytes, a path, a PIL picture, or a hub cell with bytes and path."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, str) and value.strip():
@@ -82,12 +82,12 @@ def picture_of(value: Any, folder: Path | None, where: str) -> bytes | Path | Im
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Pictures of one source that nobody has decoded yet.
+    """Pictures of one source that are not decoded yet.
 
-    cells: what can be opened, at ascending rows of the source.
+    cells: gives pictures to open, at ascending rows of the source.
     rows:  the rows of these pictures.
     where: the name of a row in error messages.
-    data: the folder of the source, beside which decoded pictures are kept; None if they are not kept.
+    data: the folder of the source, in which decoded pictures are stored; None if they are not stored.
     """
 
     cells: Callable[[Sequence[int]], Iterator[Any]]
@@ -105,8 +105,8 @@ class Pictures:
 def decode_pictures(
     parts: Sequence[Pictures], image_size: Size | None, channels: int = 3, memory_limit: int = MEMORY_LIMIT
 ) -> Tensor:  # (pictures of all parts, channels, height, width)
-    """All parts' pictures, one after the other, in one tensor. Each source is read once, from front to back, and each
-    picture goes straight to its place: nothing is held twice."""
+    """The pictures of all parts, one after the other, in one tensor. Each source is read once, from front to back, and
+    each picture is written straight to its place, so no picture is held twice."""
     starts = list(accumulate((len(part) for part in parts), initial=0))
     by_source: dict[Any, list[tuple[int, int, Pictures]]] = {}  # row, place, part
     for start, part in zip(starts, parts, strict=False):
@@ -159,7 +159,7 @@ def _stack_equal(
 
     def decode_all() -> Iterator[npt.NDArray[np.uint8]]:
         items = enumerate(pictures)
-        while ahead := list(islice(items, 32 * workers)):  # bounds what is read ahead
+        while ahead := list(islice(items, 32 * workers)):  # limits how much is read ahead
             blocks = [ahead[i : i + 32] for i in range(0, len(ahead), 32)]
             for block in pool.map(decode, blocks) if len(blocks) > 1 else map(decode, blocks):
                 yield from block
@@ -173,7 +173,7 @@ def _stack_equal(
             decoded = track(decoded, "Decoding pictures", count, console=Console(stderr=True), transient=True)
         found = iter(decoded)
         first = list(islice(found, 32))
-        if len({pixels.shape for pixels in first}) > 1:  # before room for all is asked for at the size of the first
+        if len({pixels.shape for pixels in first}) > 1:  # checked before allocating all at the size of the first
             return None
         result: Tensor | None = None
         for place, pixels in zip(places, chain(first, found), strict=True):
@@ -207,7 +207,7 @@ def _decode(picture: Any, where: str, image_size: Size | None, channels: int) ->
         raise DataError(f"{where}: the picture cannot be decoded ({why}). Replace or remove it.") from error
     if image_size is not None:
         height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
-        if image.size != (width, height):  # the centre of that shape, scaled; Pillow's bicubic filter is antialiased
+        if image.size != (width, height):  # crop the centre to that shape and scale it; Pillow's bicubic antialiases
             image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
     array = np.asarray(image)
     return array.transpose(2, 0, 1) if channels == 3 else array[None]
@@ -217,7 +217,7 @@ _one_at_a_time = threading.Lock()
 
 
 def _checked(picture: bytes | Path) -> BytesIO | Path:
-    """What Pillow may open: an ordinary file (a pipe would never end), not too large."""
+    """Check that Pillow may open this: an ordinary file (a pipe would never end) that is not too large."""
     if isinstance(picture, Path):
         found = picture.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -229,7 +229,7 @@ def _checked(picture: bytes | Path) -> BytesIO | Path:
 
 
 def _plain(image: Image.Image, channels: int) -> Image.Image:
-    """Upright, opaque, 8 bits, RGB or grey."""
+    """The picture upright and opaque, with 8 bits, in RGB or grey."""
     image.load()
     sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
@@ -299,7 +299,7 @@ def from_pixels(pixels: Tensor, channels: int, memory_limit: int) -> Tensor:  # 
 
 
 def allocate(shape: tuple[int, ...], memory_limit: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """A tensor; above the limit in a memory-mapped file, which vanishes with the process however it ends."""
+    """A tensor; above the limit it is in a memory-mapped file, which vanishes with the process however that ends."""
     size = math.prod(shape) * dtype.itemsize
     if size <= memory_limit:
         return torch.empty(shape, dtype=dtype)

@@ -11,8 +11,8 @@ from bace.data.modality import Table
 
 
 def load_digits() -> tuple[Table, Table]:
-    """Training and test pictures, 8 x 8, grey: every fifth picture of each class is for the test."""
-    found = importlib.util.find_spec("sklearn")  # its file alone: importing scikit-learn takes seconds
+    """Training and test pictures, 8 x 8, grey. Every fifth picture of each class is a test picture."""
+    found = importlib.util.find_spec("sklearn")  # finds the file only: importing scikit-learn takes seconds
     assert found is not None
     assert found.origin is not None
     raw = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")

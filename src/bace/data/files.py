@@ -45,7 +45,7 @@ class Raw:
     count: int
     where: Callable[[int], str]  # the name of a row in error messages
     class_names: dict[str, list[str]]  # of the columns that carry them
-    folder: Path | None  # where the paths of pictures begin and which they may not leave; None: no file names them
+    folder: Path | None  # paths of pictures are relative to it and may not leave it; None: no file names pictures
 
 
 def in_memory(examples: Sequence[Any], column: str) -> Raw:
@@ -150,7 +150,7 @@ def _open_folder(folder: Path, split: str) -> Raw:
 
 
 def _open_parquet(files: list[Path]) -> Raw:
-    """Read with pyarrow, so that there is no second copy in the cache of `datasets` and pictures come by row groups."""
+    """Read with pyarrow, which makes no second copy in the cache of `datasets` and reads pictures by row groups."""
     parquet = _import("pyarrow.parquet")
     ends: list[int] = []  # of each file, in rows
     columns: dict[str, str] = {}
@@ -198,7 +198,7 @@ def _open_hub(name: str, subset: str | None, split: str) -> Raw:
     datasets = _import("datasets")
     try:
         splits = datasets.load_dataset(name, subset)
-    except Exception as error:  # network, cache, permission, unknown name, missing configuration: all say what in words
+    except Exception as error:  # network, cache, permission, unknown name, missing configuration: the error says which
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             f"'{name}' is not a file or folder here and could not be loaded from the hub "
@@ -221,7 +221,7 @@ def _open_hub(name: str, subset: str | None, split: str) -> Raw:
 
 
 def _open_arrays(arrays: Arrays) -> Raw:
-    pixels = cache(arrays.pixels)  # large, and not needed to count
+    pixels = cache(arrays.pixels)  # large, and not needed for counting
 
     def values(names: Sequence[str], rows: Sequence[int]) -> Iterator[tuple[Any, ...]]:
         for row in rows:
@@ -260,8 +260,8 @@ def _open_images(folder: Path) -> Raw:
 
 
 def _in_words(raw: Raw, pictures: list[dict[str, Any]], file: Path) -> Raw:
-    """ImageNet's class numbers (n01443537) as words (goldfish), where the set comes with a list of them; the classes
-    stay in the order of their numbers. Two classes of one word keep their numbers."""
+    """Replace ImageNet's class numbers (n01443537) by words (goldfish), if the set has a list of them. The classes stay
+    in the order of their numbers. Two classes with the same word keep their numbers."""
     if not file.is_file():
         return raw
     words = {number: text.split(",")[0].strip() for number, _, text in (line.partition("\t") for line in _lines(file))}
@@ -277,7 +277,7 @@ def _in_words(raw: Raw, pictures: list[dict[str, Any]], file: Path) -> Raw:
 def _open_csv(path: Path) -> Raw:
     records: list[dict[str, Any]] = []
     numbers: list[int] = []
-    limit = csv.field_size_limit(2**31 - 1)  # long documents; the default refuses more than 131,072 characters
+    limit = csv.field_size_limit(2**31 - 1)  # for long documents; the default refuses more than 131,072 characters
     try:
         separator = "\t" if path.suffix.lower() == ".tsv" else ","
         reader = csv.reader(_lines(path, keep_ends=True), delimiter=separator, strict=True)
@@ -330,7 +330,7 @@ def _open_jsonl(path: Path) -> Raw:
 
 def _open_conll(path: Path) -> Raw:
     records: list[dict[str, Any]] = []
-    numbers: list[int] = []  # the line each sentence begins on
+    numbers: list[int] = []  # the first line of each sentence
     for first, words, tags in conll_sentences(_lines(path)):
         for number, (word, tag) in enumerate(zip(words, tags, strict=True), first):
             if tag is None:
@@ -480,7 +480,7 @@ def _has_classes(folder: Path) -> bool:
 
 
 def _loose_pictures(folder: Path) -> Path | None:
-    """The folder whose pictures are in no folder of a class: this one, or those of its splits if it has no others."""
+    """The folder whose pictures are in no class folder: this one or, if it only has split folders, one of those."""
     splits = {word for words in _SPLITS.values() for word in words}
     below = _folders(folder)
     if not any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir()):

@@ -1,5 +1,5 @@
-"""What differs between pictures, texts and sentences: a `Modality` reads `Table`s, makes `Examples` of them for an
-encoder, and scores and shows what is predicted. The three of them are in `modalities/`."""
+"""The differences between pictures, texts and sentences. A `Modality` reads `Table`s, turns them into `Examples` for an
+encoder, and scores and shows predictions. The three modalities are in `modalities/`."""
 
 import re
 from collections import Counter
@@ -32,9 +32,9 @@ class Table:
     inputs: pictures as uint8 (examples, channels, height, width) or not yet decoded, texts, or the words of each
             sentence.
     labels: the class name of each example; for tokens the IOB2 tag of each word.
-    names:  class names in the source's own order (sorted where it has none; whole numbers by value). For tokens the
-            entity types, without B-, I- and O. A name may have no example here.
-    mirror: whether a mirrored picture still shows its class, which letters and digits do not.
+    names:  class names in the source's order (sorted if it has none; whole numbers by value). For tokens the entity
+            types, without B-, I- and O. A name may have no example here.
+    mirror: whether a mirrored picture still shows its class; letters and digits do not.
     """
 
     modality: "Modality"
@@ -70,7 +70,7 @@ class Table:
         return [self.modality.shows(label) for label in self.labels]
 
     def counts(self) -> dict[str, int]:
-        """How many examples show each class."""
+        """The number of examples that show each class."""
         found = Counter(name for shown in self.shown() for name in shown)
         return {name: found[name] for name in self.names}
 
@@ -102,7 +102,7 @@ class Examples(Protocol):
 
 
 class Predicted(NamedTuple):
-    """Rows and what was predicted for them."""
+    """Rows and their predictions."""
 
     predicted: Tensor  # (rows,) class ids
     targets: Tensor  # (rows,) class ids
@@ -162,7 +162,7 @@ class Modality:
         self, values: Sequence[Any], names: list[str] | None, where: Callable[[int], str]
     ) -> tuple[Labels, list[str]]:
         """The labels of a table from raw ones, and all class names in order."""
-        known: dict[Any, str] = {}  # by type too: to Python 1, True and 1.0 are one key
+        known: dict[Any, str] = {}  # the key includes the type: to Python 1, True and 1.0 are one key
         labels: list[str] = []
         for i, value in enumerate(values):
             label = known.get((type(value), value)) if isinstance(value, Hashable) else None
@@ -176,7 +176,7 @@ class Modality:
         """Raise an error if the label of an example does not fit the example."""
 
     def empty(self, inputs: Inputs) -> list[int]:
-        """The examples in which there is nothing to learn from."""
+        """The examples that contain nothing to learn from."""
         return []
 
     # -- classes
@@ -207,7 +207,7 @@ class Modality:
         return torch.tensor([number[str(label)] for label in labels], dtype=torch.int64)
 
     def groups(self, names: Sequence[str]) -> list[int]:
-        """What each class counts as in a memory's quota; -1 for the background."""
+        """The group of each class in a memory's quota; -1 for the background."""
         return list(range(len(names)))
 
     # -- encode
@@ -225,7 +225,7 @@ class Modality:
         raise NotImplementedError
 
     def restore(self, kept: dict[str, Tensor]) -> Examples:
-        """Restore what `Examples.take` has taken; nothing gives no examples."""
+        """Restore the examples that `Examples.take` returned; an empty dict gives no examples."""
         raise NotImplementedError
 
     def picture(self, data: Examples) -> tuple[int, int] | None:
@@ -233,7 +233,7 @@ class Modality:
         return None
 
     def disturbed(self, inputs: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
-        """Inputs, in the form whose values can be moved (`Encoder.relax`), changed so that they hide their class."""
+        """Inputs, in the form whose values can change (`Encoder.relax`), altered so that they hide their class."""
         return inputs
 
     # -- score
@@ -243,7 +243,7 @@ class Modality:
         return {"score": accuracy(rows.predicted, rows.targets)}
 
     def details(self, rows: Predicted, scores: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
-        """What is recorded after a task (`last`: after all) over all rows so far, beside the scores of each task."""
+        """The record after a task (`last`: after all tasks) over all rows so far, in addition to each task's scores."""
         predicted, targets, classes = rows.predicted, rows.targets, len(rows.names)
         detail: dict[str, Any] = {
             "sample_accuracy": accuracy(predicted, targets),
@@ -258,7 +258,7 @@ class Modality:
         return scores
 
     def show(self, examples: Any, scores: Scorer, names: Sequence[Any]) -> list[Any]:
-        """What a Learner predicts for each of these examples."""
+        """The prediction that a Learner returns for each of these examples."""
         return [names[c] for c in scores(examples).argmax(1).tolist()]
 
     def from_files(self, files: Sequence[Path]) -> list[tuple[str, Any]]:
@@ -266,7 +266,7 @@ class Modality:
         return [(str(file), file) for file in files]
 
     def from_lines(self, lines: Iterable[str], source: str) -> list[tuple[str, Any]]:
-        """The examples to predict that lines stand for, each with its place; empty lines stand for none."""
+        """The examples to predict in lines, each with its place; empty lines are skipped."""
         raise DataError(f"'{source}' is read as lines of text, and this model takes {self.plural}: name files")
 
     def from_rows(self, raw: Raw, columns: Sequence[str]) -> list[tuple[str, Any]]:
@@ -279,14 +279,14 @@ class Modality:
         return self.columns(found, given, label, asked=True)[0]
 
     def describe(self, examples: Sequence[Any], scores: Scorer, names: Sequence[Any]) -> list[dict[str, Any]]:
-        """What `bace predict` says of each of these examples: its class, and the probability of that."""
+        """The output of `bace predict` for each of these examples: its class and the probability of the class."""
         share, best = torch.softmax(scores(examples), 1).max(1)
         found = zip(best.tolist(), share.tolist(), strict=True)
         return [{"class": names[c], "probability": round(p, 4)} for c, p in found]
 
     def view(self, data: Any, example: int, row: int, backbone: Callable[[], str]) -> dict[str, Any]:
-        """What can be shown of an example and its row: an `image` (PNG in base64), or a `text`. `backbone` says
-        where the encoder's files are."""
+        """An example and its row for display: an `image` (PNG in base64) or a `text`. `backbone` returns the place of
+        the encoder's files."""
         return {"text": f"example {example}"}
 
 
@@ -334,7 +334,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def valid(text: str, where: str) -> str:
-    """A text that can be written as UTF-8: JSON may hold halves of characters, which no tokenizer takes."""
+    """Check that a text can be written as UTF-8: JSON may hold halves of characters, which no tokenizer accepts."""
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError as error:

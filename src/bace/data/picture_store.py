@@ -1,8 +1,8 @@
-"""Decoded pictures, kept beside their data, so that only the first run decodes them.
+"""Decoded pictures are stored beside their data, so that only the first run decodes them.
 
-A store is one file of raw bytes, mapped into memory: runs and processes share its pages, and pictures that nobody looks
-at take no memory. Its name holds the fingerprint of its sources and its shape, so a file that is there is right: it is
-renamed only when it is whole, and its size must be that of its shape. Any store may be deleted at any time.
+A store is one file of raw bytes, mapped into memory: runs and processes share its pages, and unread pictures take no
+memory. Its name contains the fingerprint of its sources and its shape, it gets this name only when it is complete, and
+its size must match its shape. A file with the right name is therefore correct. Any store may be deleted at any time.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-VERSION = 1  # of how pictures are decoded: a change makes new stores
+VERSION = 1  # of the decoding; a change makes new stores
 FOLDER = ".bace"
 
 
@@ -27,8 +27,8 @@ def cache_folder() -> Path:
 
 
 def fingerprint(pictures: Iterable[Any], about: object) -> str | None:
-    """What decoded pictures depend on: the bytes of each, or path, size and time of its file, and how they are decoded.
-    None if this is not known without decoding, or if a file is missing."""
+    """A hash of everything that decoded pictures depend on: the bytes of each, or the path, size and time of its file,
+    and the options. None if this is unknown before decoding, or if a file is missing."""
     digest = hashlib.blake2b(repr((VERSION, about)).encode(), digest_size=16)
     for picture in pictures:
         if isinstance(picture, Path):
@@ -63,7 +63,7 @@ def _folders(data: Path) -> list[Path]:
 
 
 def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor:
-    # private: a program that writes to its pictures changes no store
+    # private: a program that writes to its pictures does not change the store
     return torch.from_file(str(path), shared=False, size=math.prod(shape), dtype=torch.uint8).view(shape)
 
 

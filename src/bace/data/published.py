@@ -16,7 +16,7 @@ import numpy.typing as npt
 from bace.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
-MOST_BYTES = 2**30  # of the pictures of one idx file, unpacked
+MOST_BYTES = 2**30  # in the pictures of one idx file, unpacked
 _DIGITS = [str(digit) for digit in range(10)]
 
 
@@ -64,7 +64,7 @@ def _find_cifar(folder: Path, split: str) -> Arrays | None:
         if not isinstance(own, list) or not all(type(label) is int for label in own):
             raise DataError(f"{file} has no list of whole numbers '{labels}': it is not a file of CIFAR.")
         if not isinstance(data, np.ndarray) or data.shape != (len(own), 3 * 32 * 32):
-            raise DataError(f"{file}: 'data' should hold {len(own)} pictures of 3 x 32 x 32 bytes, one a label.")
+            raise DataError(f"{file}: 'data' should hold {len(own)} pictures of 3 x 32 x 32 bytes, one per label.")
         found += own
     of_meta = read_pickle(meta).get(names)
     if not isinstance(of_meta, list) or not all(isinstance(name, bytes | str) for name in of_meta):
@@ -78,8 +78,8 @@ def _find_cifar(folder: Path, split: str) -> Arrays | None:
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """The dictionary of lists, strings, numbers and byte arrays that a pickle file holds. Nothing in it is ever run:
-    whatever else it asks for is refused, and even NumPy's own classes are replaced by ours."""
+    """The dictionary of lists, strings, numbers and byte arrays in a pickle file. No code in it is ever run: everything
+    else that it asks for is refused, and our own classes replace even NumPy's."""
     try:
         with path.open("rb") as file:
             content = _Unpickler(file, encoding="bytes").load()
@@ -104,7 +104,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _PickledArray:
-    """What stands for a NumPy array while it is unpickled."""
+    """Replaces a NumPy array during unpickling."""
 
     array: Bytes
 
@@ -119,17 +119,17 @@ class _PickledArray:
 
 
 class _PickledType:
-    """What stands for a NumPy dtype."""
+    """Replaces a NumPy dtype during unpickling."""
 
     def __init__(self, code: bytes | str, *_: Any) -> None:
         self.code = _text(code)
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like: bytes have none."""
+        """Ignore byte order and similar facts, which bytes do not have."""
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes in the old protocols."""
+    """The function by which Python 3 writes bytes in the old protocols."""
     return text.encode(encoding)
 
 
@@ -177,7 +177,7 @@ def _read_mat(path: Path, name: str) -> npt.NDArray[Any]:
         found = loadmat(path, variable_names=[name])[name]
     except Exception as error:  # scipy raises many kinds; to the user they all mean the same
         raise DataError(
-            f"{path} is no .mat file with '{name}' ({type(error).__name__}: {error}): fetch it again."
+            f"{path} is not a .mat file with '{name}' ({type(error).__name__}: {error}): fetch it again."
         ) from error
     return cast("npt.NDArray[Any]", found)
 
@@ -207,7 +207,7 @@ def _idx_file(folder: Path, split: str, kind: str, axes: int) -> Path | None:
 
 
 def _read_idx(path: Path, axes: int) -> Bytes:
-    """Two zeros, the type (8: bytes), the number of axes, each axis's length (big-endian), the bytes."""
+    """Read two zeros, the type (8: bytes), the number of axes, the length of each axis (big-endian) and the bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             begin = file.read(4)
@@ -218,7 +218,7 @@ def _read_idx(path: Path, axes: int) -> Bytes:
             size = math.prod(shape)
             if size > MOST_BYTES:
                 raise DataError(f"{path} announces {size:,} bytes; at most {MOST_BYTES:,} are read.")
-            content = file.read(size + 1)  # no more, whatever a packed file grows to
+            content = file.read(size + 1)  # no more, however large a packed file may be
         if len(content) != size:
             found = f"{len(content)}" if len(content) < size else "more"
             raise DataError(f"{path} announces {size} bytes and has {found}: fetch it again.")

@@ -14,7 +14,7 @@ def accuracy(
     predictions: Tensor,  # (rows,)
     targets: Tensor,  # (rows,)
 ) -> float:
-    """The share of right predictions."""
+    """The share of correct predictions."""
     _check_rows(predictions, targets)
     if not len(targets):
         raise DataError("no predictions to score: the test set is empty.")
@@ -26,7 +26,7 @@ def confusion_matrix(
     targets: Tensor,  # (rows,)
     classes: int,
 ) -> Tensor:  # (classes, classes) int64
-    """How often each class (row) was taken for each class (column)."""
+    """How often each class (row) was predicted as each class (column)."""
     _check_rows(predictions, targets)
     for name, values in (("predictions", predictions), ("targets", targets)):
         outside = values[(values < 0) | (values >= classes)]
@@ -48,14 +48,14 @@ def per_class_accuracy(
 
 @dataclass(frozen=True)
 class EntityScores:
-    """Entity scores in percent; an entity is right if its first word, last word and type are. A type takes part in a
-    mean over types if it occurs in the gold tags or is predicted. 0 where there is nothing to count.
+    """Entity scores in percent. An entity is correct if its first word, last word and type are. A type counts in a mean
+    over types if it occurs in the gold tags or is predicted. A score is 0 if there is nothing to count.
 
     Attributes:
         macro_f1: the mean over all types, as in seqeval. A predicted type that is not the task's counts with F1 0.
-        macro_f1_own: the mean over the task's own types (`per_type`), which sees an entity of a foreign type only where
-            it displaces a right one.
-        micro_f1, precision, recall: over entities, whatever their type.
+        macro_f1_own: the mean over the task's own types (`per_type`). An entity of a foreign type affects it only by
+            displacing a correct one.
+        micro_f1, precision, recall: over entities of all types.
         macro_precision, macro_recall: the means over the types of `macro_f1`.
         foreign_rate: the share of predicted entities whose type is not the task's.
         per_type: F1 of each of the task's own types.
@@ -81,8 +81,8 @@ def entity_scores(
 ) -> EntityScores:
     """Scores of predicted IOB2 tags, sentence by sentence, on a task whose entity types are `types`.
 
-    A predicted entity of any other type is an error in precision, micro and macro F1. `foreign="outside"` takes it for
-    O instead: kinder, but it lets the scorer know which task the sentence is from.
+    A predicted entity of any other type is an error in precision, micro and macro F1. `foreign="outside"` counts it as
+    O instead. This is more lenient, but it tells the scorer the task of the sentence.
     """
     if foreign not in ("error", "outside"):
         raise ConfigError(f"foreign = {foreign!r} is not a way to score foreign types: use 'error' or 'outside'.")
@@ -107,7 +107,7 @@ def entity_scores(
     every = in_predicted.total()
     strange = sum(in_predicted[kind] for kind in in_predicted.keys() - set(types))
     if foreign == "outside":
-        # An entity of a foreign type neither starts nor prolongs one of the task's, so dropping it is tagging it O.
+        # An entity of a foreign type neither starts nor extends one of the task's, so dropping it equals tagging it O.
         in_predicted = Counter({kind: in_predicted[kind] for kind in types})
     f1 = {
         kind: _f1(right[kind], in_predicted[kind], in_gold[kind])
@@ -131,8 +131,8 @@ def entity_scores(
 def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
     """The (start, end, type) of every entity of a sentence tagged in IOB2; `end` is the word after the last.
 
-    Strict, as seqeval's strict mode: an entity is a B- tag and the I- tags of its type that follow it; an I- tag that
-    continues nothing is no entity.
+    This follows seqeval's strict mode: an entity is a B- tag and the I- tags of its type that follow it. An I- tag that
+    continues nothing is not an entity.
     """
     found = set()
     start, kind = 0, None  # the open entity

@@ -1,6 +1,6 @@
-"""Raw labelled examples from wherever they are kept: hub sets, Parquet, image folders, CSV, JSONL, CoNLL files, arrays.
+"""Raw labelled examples from hub sets, Parquet, image folders, CSV, JSONL, CoNLL files and arrays.
 
-Every source ends as a `Table`. Pictures are decoded here, once, into one uint8 tensor, so that training never decodes.
+Every source becomes a `Table`. Pictures are decoded here, once, into one uint8 tensor, so that training never decodes.
 """
 
 import difflib
@@ -40,11 +40,11 @@ def read(
     source: a file (.parquet, .csv, .tsv, .jsonl, CoNLL .txt or .conll), a folder with such files named after their
         splits (train.csv, test.csv; train-*.parquet), an image folder (<split>/<class>/* or <class>/*), the files of
         CIFAR (python version), SVHN (.mat), MNIST (idx) or Tiny-ImageNet as published, or a hub id "owner/name".
-    split: "test" also finds a validation split where there is no test split. A single file, or an image folder without
-        split folders, is a "train" split and no other, so that nobody tests on training data unawares.
+    split: "test" also finds a validation split if there is no test split. A single file, or an image folder without
+        split folders, is only a "train" split, so that nobody tests on training data by accident.
     modality, input_column, label_column: found by name and type if not given. Several input columns hold texts, which
         are joined by a space. A column that is followed by "?" is left out if the source does not have it.
-    label_names: the names of integer labels or tags, in order, for a source that does not carry them.
+    label_names: the names of integer labels or tags, in order, for a source that does not contain them.
     subset: the configuration of a hub set that has several.
     limit_per_class: the first n examples of each class in file order; the others are never decoded. A sentence is
         taken while one of its entity types has fewer than n sentences; sentences without entities count as a type.
@@ -66,7 +66,7 @@ def from_records(
     label_column: str | None = None,
     **pictures: Unpack[PictureOptions],
 ) -> Table:
-    """A table of what has rows and columns in memory: a `datasets.Dataset`, a pandas DataFrame, a list of dicts."""
+    """A table from rows and columns in memory: a `datasets.Dataset`, a pandas DataFrame, or a list of dicts."""
     check_options(pictures)
     records = rows.to_dict("records") if hasattr(rows, "to_dict") and hasattr(rows, "iloc") else list(rows)
     if not records or not all(isinstance(record, dict) for record in records):
@@ -76,7 +76,7 @@ def from_records(
 
 
 def _with_names(raw: Raw, rows: Any) -> Raw:
-    """With what a `datasets.Dataset` knows of its columns: the names of integer labels and tags, and pictures."""
+    """Add what a `datasets.Dataset` knows about its columns: the names of integer labels and tags, and pictures."""
     kinds, names = dict(raw.columns), {}
     for column, feature in (getattr(rows, "features", None) or {}).items():
         inner = getattr(feature, "feature", None)  # of a list of tags
@@ -110,7 +110,7 @@ def _table_of(
 
 
 def _without_empty(table: Table, where: Callable[[int], str], source: str) -> Table:
-    """The examples that hold something to learn from, with a warning about the others."""
+    """The examples that contain something to learn from. A warning names the others."""
     empty, plural = table.modality.empty(table.inputs), table.modality.plural
     if not empty:
         return table
@@ -134,8 +134,8 @@ def count(
     label_column: str | None = None,
     label_names: Sequence[str] | None = None,
 ) -> tuple[int, int]:
-    """How many examples and how many classes (entity types) a split has, without reading the examples. The classes are
-    those that the source names; if it names none, those that have an example."""
+    """The numbers of examples and of classes (entity types) in a split, without reading the examples. All classes count
+    that the source names; if it names none, all that have an example."""
     asked = find_modality(modality)
     raw = open_source(source, split, conll=asked.conll)
     found, _, label_column = _choose_columns(raw, asked, input_column, label_column)
@@ -152,10 +152,10 @@ def from_arrays(
     label_names: Sequence[str] | None = None,
     **pictures: Unpack[PictureOptions],
 ) -> Table:
-    """A table of what is already in memory: `inputs` as in `as_inputs`, `labels` as integers or strings.
+    """A table from data in memory: `inputs` as in `as_inputs`, `labels` as integers or strings.
 
     For tokens `labels` holds the IOB tags of each sentence. Integer labels become their decimal strings, or the
-    entries of `label_names`. The inputs are copied: what the caller does to them later changes nothing here.
+    entries of `label_names`. The inputs are copied, so the caller may change them later.
     """
     found, values = as_inputs(inputs, modality=modality, **pictures)
     if not isinstance(labels, Iterable) or isinstance(labels, str | bytes):
@@ -178,11 +178,11 @@ def as_inputs(
 ) -> tuple[Modality, InMemory]:
     """Unlabelled examples in memory, as the `modality` and `inputs` of a table.
 
-    Pictures: an array or tensor (examples, height, width), with channels last or second, of integers in 0..255 or
-    floats in 0..1; or a list of PIL pictures, of arrays, or of paths. Where both layouts fit (three channels and three
-    columns), NumPy arrays are taken as channels-last, tensors as channels-second. A list of strings is a list of texts,
-    unless all of them end like a picture's file name or `modality` is "image". With `modality` "text" they are texts
-    whatever they say, and nobody looks for files of that name. Lists of words are sentences.
+    Pictures are an array or tensor (examples, height, width), with channels last or second, of integers in 0..255 or
+    floats in 0..1; or a list of PIL pictures, of arrays, or of paths. If both layouts fit (three channels and three
+    columns), NumPy arrays are read as channels-last and tensors as channels-second. A list of strings is a list of
+    texts, unless all of them end like a picture's file name or `modality` is "image". With `modality` "text" they are
+    always texts, and no file of that name is opened. Lists of words are sentences.
     """
     check_options(pictures)
     asked = None if modality is None else find_modality(modality)
@@ -197,7 +197,7 @@ def as_inputs(
     if array.shape[:1] == (0,) if array is not None else not items:
         raise DataError(f"there are no examples: the {'list' if array is None else 'array'} is empty.")
     recognised = (known for known in MODALITIES.values() if known.recognises(items if array is None else array))
-    found = asked or next(recognised, MODALITIES["image"])  # pictures say best what is wrong with anything else
+    found = asked or next(recognised, MODALITIES["image"])  # its errors explain best what is wrong with other inputs
     if array is not None:
         return found, found.from_array(array, pictures)
     column = found.input_names[0]
@@ -237,7 +237,7 @@ def unlabelled(
 
 
 def first_of_each(shown: Sequence[set[str]], limit: int | None) -> list[int]:
-    """The rows, in order, that show a class which fewer than `limit` rows before showed; no class counts as one."""
+    """The rows, in order, that show a class with fewer than `limit` rows so far; no class counts as a class."""
     if limit is None:
         return list(range(len(shown)))
     taken: Counter[str] = Counter()
@@ -273,7 +273,7 @@ def _choose_columns(
     fitting = [known for known in MODALITIES.values() if known is not asked and _fits(known, raw)]
     if asked and fitting:
         raise DataError(
-            f"{raw.source} holds {fitting[0].plural}, and {asked.plural} are asked for: use the benchmark "
+            f"{raw.source} holds {fitting[0].plural}, but you asked for {asked.plural}: use the benchmark "
             f"{fitting[0].own_data}, or name the columns with benchmark.input_column and benchmark.label_column. "
             f"Columns: {columns}."
         )
@@ -298,7 +298,7 @@ def _given_columns(raw: Raw, input_column: str | Sequence[str] | None, label_col
 
 
 def _no_column(raw: Raw, name: str) -> str:
-    """A hint only where the name is misspelt: another column may be anything."""
+    """The error for a missing column. It suggests a column only if the name looks misspelt."""
     close = difflib.get_close_matches(name, raw.columns, n=1, cutoff=0.75)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     return f"{raw.source} has no column '{name}'.{hint} Columns: {_columns_in_words(raw)}."
@@ -309,6 +309,6 @@ def _columns_in_words(raw: Raw) -> str:
 
 
 def _fits(modality: Modality, raw: Raw) -> bool:
-    """Whether these columns are plainly those of this modality."""
+    """Whether these columns clearly belong to this modality."""
     inputs, label = modality.columns(raw.columns, [], None, asked=False)
     return bool(inputs and label and raw.columns[label] in modality.label_kinds)

@@ -266,8 +266,8 @@ class Log:
             self.file.truncate(size)
         if expected not in (None, sha256(content[:size])):
             warnings.warn(
-                f"'{self.path}' is not as the run left it: the losses that it tells may be wrong. Nothing else of the "
-                "run depends on it.",
+                f"'{self.path}' was changed after the run wrote it: its losses may be wrong. Nothing else in the run "
+                "depends on it.",
                 stacklevel=2,
             )
 

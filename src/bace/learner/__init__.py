@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 UNKNOWN = "unknown"
-LARGER = 4  # times the numbers in its file a model may need while it learns: teachers and the like are not saved
+LARGER = 4  # a model that learns may need this many times the numbers in its file: teachers, for example, are not saved
 
 
 class Learner(ModelHubMixin):
-    """A classifier that is taught new classes, call by call.
+    """A classifier that learns new classes, call by call.
 
     >>> learner = Learner(backbone="google/vit-base-patch16-224", memory=500)
     >>> learner.partial_fit(pictures, labels)        # then delete them
@@ -63,34 +63,34 @@ class Learner(ModelHubMixin):
     >>> learner.predict(more_pictures)
 
     Args:
-        method: "auto", a name of `bace list methods`, a dict with its hyper-parameters ({"name": "bace", "alpha": 2}),
-            or "package.Class". "auto" takes the method that was best on small sets like the first call's data.
+        method: "auto", a name from `bace list methods`, a dict with hyper-parameters ({"name": "bace", "alpha": 2}),
+            or "package.Class". "auto" chooses the method that was best on small sets like the first call's data.
         settings: any setting of `bace run`, nested or dotted: `memory=500`, `backbone="minilm"`,
             `train={"epochs": 3}`, `seed=1`.
 
-    The memory's examples are kept inside (methods trained jointly keep everything), so nothing else is needed later.
+    The learner stores the examples in memory (joint methods store all examples), so it needs no other data later.
     """
 
     def __init__(self, method: str | dict[str, Any] = AUTO, **settings: Any) -> None:
         self._given = {"method": method, **settings}
         self._auto: dict[str, Any] = {}  # the method that was chosen at the first call
         import_named_method(self._settings())
-        config_from(self._settings())  # refuse what is wrong now, not at the first data
+        config_from(self._settings())  # refuses wrong settings now, not at the first call
         self.config: Config | None = None
         self.tasks: list[list[str | None]] = []  # class names, by task; None: forgotten
         self.picture: tuple[int, int] | None = None  # height and width of the pictures learned from
-        self._numbers: set[str] = set()  # names that come back as whole numbers: all, or none
+        self._numbers: set[str] = set()  # names that are returned as whole numbers: all, or none
         self.modality: str | None = None
         self.method: Method | None = None
         self._kept: dict[str, Tensor] = {}  # raw examples, as tensors
         self._kept_targets = NO_IDS
         self._train: list[Tensor] = []  # ids of each task's kept training examples
         self._views: dict[str, Any] = {}  # settings that were chosen at the first call
-        self._chosen: dict[str, Any] = {}  # those, and the settings that were chosen at the last call
-        self.history_: list[dict[str, Any]] = []  # of each call: what came, what was chosen, what was learned
+        self._chosen: dict[str, Any] = {}  # `_views` and the settings that were chosen at the last call
+        self.history_: list[dict[str, Any]] = []  # for each call: its data, the chosen settings, the result
         self._temperature = 1.0
         self._packed: Packed | None = None  # the encoder as it was before the first call, without its weights
-        self._hub_mixin_config = None  # of ModelHubMixin, which would write the settings into another file
+        self._hub_mixin_config = None  # otherwise ModelHubMixin would write the settings into another file
         self._complete = True  # False: made from a run, whose memory examples are elsewhere
 
     @property
@@ -100,7 +100,7 @@ class Learner(ModelHubMixin):
 
     @property
     def memory_(self) -> dict[Any, int]:
-        """How many examples of each class (entity type) are kept in memory."""
+        """The number of examples in memory for each class (entity type)."""
         self._taught()
         assert self.method is not None
         kept = Counter(group for memory in self.method.memories() for group in memory.group.tolist())
@@ -109,7 +109,7 @@ class Learner(ModelHubMixin):
 
     @property
     def memory_bytes_(self) -> int:
-        """The bytes of the examples that are kept, with their targets."""
+        """The size of the stored examples and their targets in bytes."""
         return sum(kept.nbytes for kept in (*self._kept.values(), self._kept_targets))
 
     def fit(self, x: Any, y: Sequence[Any] | None = None) -> Self:
@@ -118,18 +118,18 @@ class Learner(ModelHubMixin):
         return self.partial_fit(x, y)
 
     def partial_fit(self, x: Any, y: Sequence[Any] | None = None) -> Self:
-        """Learn the classes of `y` from the examples `x`. If it fails, the learner is as before. Classes may be new or,
-        if the method can learn more of them (`takes_known`), known.
+        """Learn the classes in `y` from the examples `x`. If this fails, the learner does not change. Classes may be
+        new or, if the method can learn more examples of them (`takes_known`), known.
 
-        What of the training settings is not set is chosen from these data (experiments/choose.py); `history_` says what
-        was chosen, and how much was learned. A warning says if that is little.
+        Training settings that you leave unset are chosen from these data (experiments/choose.py). `history_` records
+        the chosen settings and how much was learned. If little was learned, a warning says so.
 
         Args:
             x: pictures (uint8 array or tensor, PIL images, paths), texts (strings), or sentences (lists of words).
-                Pictures are brought to the size of the first call's, but arrays of another shape are refused.
+                Pictures are resized to the size of the first call's, but arrays of another shape are refused.
                 Without `y`, data that have labels: a folder or a file (as `bace run` reads them), a `datasets.Dataset`,
                 a DataFrame, a list of dicts.
-            y: a label per example; for sentences a list of IOB2 tags each.
+            y: a label for each example; for sentences, a list of IOB2 tags for each.
         """
         table = self._table(x, y)
         known, numbers = self._check_new(table), self._whole_numbers(table, y)
@@ -152,12 +152,12 @@ class Learner(ModelHubMixin):
             trainer = Trainer(method, stream, config)
             trainer.learn(stream[-1])
             stock = take_stock(method, stream)
-        except BaseException:  # also when interrupted: half a task learned is no use
+        except BaseException:  # also when interrupted: a task that is half learned is useless
             if before is not None:
                 self.method = None
                 self._restore(before)
             raise
-        if not trainer.optimised:  # nothing that was chosen for training has been used
+        if not trainer.optimised:  # the chosen training settings were not used
             chosen, record = {}, {"steps": 0, "rates": {}}
         self.config, self.modality, self.tasks, self.method = config, table.modality.name, tasks, method
         self._views, self._chosen, self._packed = views, views | chosen, packed
@@ -171,12 +171,12 @@ class Learner(ModelHubMixin):
         return self
 
     def forget(self, name: Any) -> Self:
-        """Remove a class (an entity type): its head rows, its statistics, every kept example that shows it, and what
-        `history_` tells of it. It is never predicted again, and may be learned again as a new class. Save the learner
-        to remove it from its folder, too.
+        """Remove a class (an entity type): its head rows, its statistics, every stored example that shows it, and its
+        entries in `history_`. The class is never predicted again, and may be learned again as a new class. Save the
+        learner to remove the class from its folder, too.
 
-        What the weights of the encoder have learned from the class remains. Methods whose statistics mix the classes
-        cannot remove one and refuse (docs/learner.md)."""
+        The encoder keeps what its weights have learned from the class. Methods whose statistics mix the classes cannot
+        remove one and refuse (docs/learner.md)."""
         modality, gone = self._taught(), str(name)
         assert self.method is not None
         if not self._complete:
@@ -190,13 +190,13 @@ class Learner(ModelHubMixin):
                 f"{self.method.title} cannot forget a class: {why}. Teach a new learner without '{gone}'; SimpleCIL, "
                 "FeCAM and SLDA with `forgettable`, and methods with a memory, can forget"
             )
-        changed = copy.deepcopy(self)  # if it fails, the learner is as before
+        changed = copy.deepcopy(self)  # if this fails, the learner does not change
         changed._without(modality, gone)
         vars(self).update(vars(changed))
         return self
 
     def _without(self, modality: Modality, gone: str) -> None:
-        """Remove a class from everything that is kept."""
+        """Remove a class from everything that is stored."""
         assert self.method is not None
         stream = self._kept_stream()
         classes = [c for c in stream.known if gone in modality.own_names([stream.names[c]])]
@@ -209,21 +209,22 @@ class Learner(ModelHubMixin):
         self._numbers.discard(gone)
         self.history_ = without_class(self.history_, gone)
         state, self.method = self.method.state_dict(), None
-        self._restore(state)  # a new object: nothing that the method has computed and kept is left
+        self._restore(state)  # a new object, without anything that the method has cached
 
     def predict(self, x: Any, reject: float | None = None) -> list[Any]:
-        """The class of each example, named as it was given. Of sentences: the tag of each word where they are lists of
-        words, the `entities` where they are strings.
+        """Predict the class of each example, under the name that you gave. Sentences that are lists of words get a tag
+        for each word; sentences that are strings get their `entities`.
 
         Args:
-            reject: pictures and texts: an example whose highest probability (`predict_proba`) is less is "unknown".
+            reject: for pictures and texts; an example is "unknown" if its highest probability (`predict_proba`) is
+                lower.
         """
         modality = self._taught()
         if reject is None:
             return modality.show(x, self.scores, self._given_names())
         if not isinstance(reject, int | float) or not 0 <= reject <= 1:
             raise ConfigError(f"reject is {reject!r}: it must be a probability, from 0 to 1")
-        scores = torch.from_numpy(self.decision_function(x))  # passed once for both
+        scores = torch.from_numpy(self.decision_function(x))  # one pass for both
         predicted, confidence = (
             modality.show(x, lambda _: scores, self._given_names()),
             self._probabilities(scores).max(1),
@@ -235,7 +236,7 @@ class Learner(ModelHubMixin):
         return self._probabilities(torch.from_numpy(self.decision_function(x)))
 
     def decision_function(self, x: Any) -> np.ndarray:  # (examples, classes)
-        """`scores` as an array, for data whose examples show one class each."""
+        """`scores` as an array, for data whose examples have one class each."""
         if not self._taught().one_label:
             raise ConfigError("sentences have scores for each word: use `scores`")
         scores = self.scores(x)
@@ -243,7 +244,7 @@ class Learner(ModelHubMixin):
         return scores.numpy()
 
     def score(self, x: Any, y: Sequence[Any]) -> float:
-        """The share of examples (for sentences, of words) whose class is predicted."""
+        """The share of examples (for sentences, of words) whose class is predicted correctly."""
         predicted, wanted = self.predict(x), _labels(y)
         if not self._taught().one_label:
             predicted, wanted = ([tag for tags in all_tags for tag in tags] for all_tags in (predicted, wanted))
@@ -253,8 +254,8 @@ class Learner(ModelHubMixin):
         return sum(pairs) / len(pairs)
 
     def describe(self, x: Sequence[Any]) -> list[dict[str, Any]]:
-        """What `bace predict` says of each example: its class and the probability of that (`predict_proba`). For
-        sentences, which are strings, it says their words, tags and entities."""
+        """The output of `bace predict` for each example: its class and the probability of the class (`predict_proba`);
+        for sentences, which are strings, their words, tags and entities."""
         modality = self._taught()
         return modality.describe(x, self._tempered if modality.one_label else self.scores, self._given_names())
 
@@ -262,16 +263,16 @@ class Learner(ModelHubMixin):
         """The entities of each sentence, as (start, end, type, text) with positions in characters.
 
         Args:
-            x: sentences, or longer texts, as strings; or as lists of words, whose positions are then those in the words
+            x: sentences, or longer texts, as strings; or as lists of words, in which case positions refer to the words
                 joined by spaces.
         """
         modality = self._taught()
         if not isinstance(modality, Token):
-            raise ConfigError(f"this learner was taught {self.modality} data: entities are found by one taught tags")
+            raise ConfigError(f"this learner was taught {self.modality} data: only one taught tags finds entities")
         return modality.entities(x, self.scores, self._given_names())
 
     def scores(self, x: Any) -> Tensor | list[Tensor]:
-        """A score per class, in the order of `classes_`; for sentences one (words, tags) tensor each."""
+        """A score for each class, in the order of `classes_`; for each sentence, a tensor (words, tags)."""
         modality = self._taught()
         assert self.method is not None
         assert self.config is not None
@@ -290,14 +291,14 @@ class Learner(ModelHubMixin):
             scores = in_order(torch.cat([self.method.predict(asked.batch(part)).cpu() for part in parts]))
         return modality.by_example(scores[:, self.method.stream.known], inputs)
 
-    # -- scikit-learn's manners
+    # -- the interface of scikit-learn
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The settings as they were given."""
+        """The settings that you gave."""
         return dict(self._given)
 
     def set_params(self, **settings: Any) -> Self:
-        """Other settings. What was learned with the settings before is forgotten."""
+        """Change settings. The learner forgets what it learned with the earlier settings."""
         self.__init__(**{**self._given, **settings})  # type: ignore[misc]
         return self
 
@@ -310,13 +311,13 @@ class Learner(ModelHubMixin):
         return f"<Learner({self._given['method']!r}{settings}): {taught}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """The learner as HTML, for notebooks."""
         return f"<p><code>{escape(repr(self))}</code></p>{as_table(self.history_)}"
 
     # -- saving
 
     def save(self, folder: str | Path) -> None:
-        """Everything needed to predict and to go on learning, without the data."""
+        """Save everything that is needed to predict and to continue learning, without the data."""
         if self.method is None or self.modality is None:
             raise ConfigError("this learner has learned nothing yet: there is nothing to save")
         if checkpoint.is_foreign(Path(folder)):
@@ -351,7 +352,7 @@ class Learner(ModelHubMixin):
         )
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """For ModelHubMixin: what `save_pretrained` and `push_to_hub` write is what `save` writes."""
+        """For ModelHubMixin: `save_pretrained` and `push_to_hub` write the files that `save` writes."""
         self.save(save_directory)
 
     @classmethod
@@ -366,8 +367,8 @@ class Learner(ModelHubMixin):
         local_files_only: bool = False,
         token: str | bool | None = None,
     ) -> Self:
-        """A saved learner from a folder, or from the hub; `trust` as in `load`. This is not ModelHubMixin's function,
-        which passes on what config.json says: a stranger's file must not answer for the user."""
+        """A saved learner from a folder or from the hub; `trust` as in `load`. This replaces ModelHubMixin's function,
+        which passes on settings from config.json: a stranger's file must not decide for the user."""
         folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
             if str(folder).count("/") != 1:
@@ -385,7 +386,7 @@ class Learner(ModelHubMixin):
 
     @classmethod
     def load(cls, folder: str | Path, *, trust: bool = False) -> Self:
-        """A saved learner. `trust`: a method that is not part of bace, but named in the folder, may be imported."""
+        """A saved learner. `trust`: the folder may name a method that is not part of bace, which is then imported."""
         found = checkpoint.load(Path(folder))
         if found is None:
             raise CheckpointError(f"'{folder}' holds no saved learner")
@@ -402,7 +403,7 @@ class Learner(ModelHubMixin):
             learner._temperature = saved.temperature
             learner._auto = saved.auto
             learner._views = {name: value for name, value in saved.chosen.items() if name in VIEWS}
-            learner.config = learner._configured(saved.modality, saved.chosen)  # which refuses an unknown one
+            learner.config = learner._configured(saved.modality, saved.chosen)  # refuses an unknown modality
             learner._kept = {n.removeprefix("kept."): t for n, t in tensors.items() if n.startswith("kept.")}
             learner._kept_targets = tensors["kept_targets"]
             learner._train = [torch.tensor(ids, dtype=torch.int64) for ids in saved.train]
@@ -413,7 +414,7 @@ class Learner(ModelHubMixin):
 
     @classmethod
     def from_run(cls, folder: str | Path, *, trust: bool = False, force: bool = False) -> Self:
-        """The model of a finished run, for prediction; `trust` as in `load`. `force`: also if run.json was changed."""
+        """The model of a finished run, for prediction; `trust` as in `load`. `force`: even if run.json was changed."""
         run, state = read_model(Path(folder), force=force)
         with checkpoint.understood(f"the run in '{folder}'"):
             learner = cls._opened(run.config, trust, complete=True)
@@ -428,7 +429,7 @@ class Learner(ModelHubMixin):
 
     @classmethod
     def _opened(cls, given: dict[str, Any], trust: bool, *, complete: bool) -> Self:
-        """An empty learner with settings from a file: all there were (`complete`), or those that a user gave."""
+        """An empty learner with settings from a file: all settings (`complete`), or only those that a user gave."""
         given = current(given, complete=complete)
         if not trust:
             config_from(settled(given, CANDIDATES["SimpleCIL"]))  # refuses a method that would have to be imported
@@ -437,8 +438,8 @@ class Learner(ModelHubMixin):
         return cls(method if len(method) > 1 else method["name"], **others)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """The method with its shapes made again for all tasks, then the values of its state dict, those of the encoder
-        among them."""
+        """Build the method again with its shapes for all tasks, then load its state dict, which includes the
+        encoder."""
         assert self.config is not None
         stream = self._kept_stream()
         numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
@@ -446,13 +447,13 @@ class Learner(ModelHubMixin):
         self.method = self._method_on(stream, self.config, encoder)
         self.method.now.end(stream[-1])
         needed = max(self.method.needs(task.index)[0] for task in stream.tasks)
-        if needed > LARGER * numbers:  # before it is made: the settings may be a stranger's
+        if needed > LARGER * numbers:  # checked before it is built: the settings may be a stranger's
             raise CheckpointError(f"its settings ask for {needed:,} numbers, but there are {numbers:,} in the file")
         self.method.rebuild(stream.tasks)
         self.method.load_state_dict(state)
 
     def _tempered(self, x: Any) -> Tensor:  # (examples, classes)
-        """Scores whose soft-max is the probabilities."""
+        """Scores whose soft-max gives the probabilities."""
         scores = self.scores(x)
         assert isinstance(scores, Tensor)
         return finite(scores) / self._temperature
@@ -472,18 +473,18 @@ class Learner(ModelHubMixin):
         return MODALITIES[self.modality]
 
     def _configured(self, modality: str, chosen: dict[str, Any]) -> Config:
-        """The settings given, then those chosen, then the defaults for a user's own data of the modality."""
+        """The given settings, then the chosen ones, then the defaults for a user's own data of the modality."""
         if self.modality not in (None, modality):
             raise DataError(f"this learner was taught {self.modality} data; it cannot take {modality} data")
         own_data = MODALITIES[modality].own_data
         return config_from({"benchmark.name": own_data, **chosen, **self._settings()})
 
     def _settings(self) -> dict[str, Any]:
-        """The settings given, with a method in the place of "auto"; before the first call, any."""
+        """The given settings, with a method in place of "auto"; before the first call, an arbitrary one."""
         return settled(self._given, self._auto or CANDIDATES["SimpleCIL"])
 
     def _choose_method(self, table: Table) -> dict[str, Any]:
-        """Fix the method at the first call, if it is to be chosen; and what `history_` tells of it."""
+        """Choose the method at the first call, if it is "auto", and return its entry in `history_`."""
         if self.method is not None or flatten(self._given)["method.name"] != AUTO:
             return {}
         self._auto, why = choose_method(table.modality.name, len(table) / len(table.names))
@@ -496,7 +497,7 @@ class Learner(ModelHubMixin):
         return dict(zip(VIEWS, found, strict=True))
 
     def _choose_training(self, method: Method, stream: Stream, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The training settings left unset that suit the new data, and what is to be said of them."""
+        """Values for the unset training settings that suit the new data, and their entries in `history_`."""
         train, count, unset = config.train, len(stream[-1].train), self._unset
         if "train.batch_size" in unset:
             train = replace(train, batch_size=choose.choose_batch_size(count, train.batch_size))
@@ -517,9 +518,9 @@ class Learner(ModelHubMixin):
         return CHOSEN - set(self._settings())
 
     def _method_on(self, stream: Stream, config: Config, encoder: Encoder | None = None) -> Method:
-        """The method so far with its new stream; made at the first call."""
+        """The method so far with its new stream; it is built at the first call."""
         if self.method is None:
-            # old texts must be gone when they are deleted, and what is predicted is read once: nothing is kept of them
+            # nothing is cached: deleted texts must be gone, and examples are read only once for a prediction
             return method_on(stream, replace(config, backbone=replace(config.backbone, cache=0)), encoder)
         stream.device = self.method.stream.device
         self.method.stream = stream
@@ -536,7 +537,7 @@ class Learner(ModelHubMixin):
         return from_records(x, input_column=inputs, label_column=label, **options)
 
     def _check_new(self, table: Table) -> list[str]:
-        """The classes of a call that are known, if the learner can take them."""
+        """The known classes of a call, if the learner can learn more examples of them."""
         if not self._complete:
             raise ConfigError("a model loaded from a run can only predict: its memory's examples are in the benchmark")
         known = [name for name in table.names if any(name in names for names in self.tasks)]
@@ -548,14 +549,14 @@ class Learner(ModelHubMixin):
             )
         if isinstance(table.inputs, Tensor) and self.picture not in (None, tuple(table.inputs.shape[2:])):
             raise DataError(
-                f"these pictures are {tuple(table.inputs.shape[2:])} pixels, the ones learned before {self.picture}: "
-                "resize them alike"
+                f"these pictures have {tuple(table.inputs.shape[2:])} pixels, but the learned ones have "
+                f"{self.picture}: resize them alike"
             )
         return known
 
     def _whole_numbers(self, table: Table, y: Any) -> set[str]:
-        """The names that come back as whole numbers: all, if the labels of the first call were such, or none. So they
-        can be sorted and compared, even if a later call has numbers among strings or folders among numbers."""
+        """The names that are returned as whole numbers: all, if the labels of the first call were whole numbers, or
+        none. They can therefore be sorted and compared, even if a later call mixes numbers with strings or folders."""
         known = {name for names in self.tasks for name in names if name is not None}
         first = [] if known or y is None else _labels(y)
         numbers = self._numbers >= known if known else bool(first) and all(isinstance(label, int) for label in first)
@@ -569,7 +570,7 @@ class Learner(ModelHubMixin):
         return self._numbers | set(table.names)
 
     def _stream(self, table: Table, tasks: list[list[str | None]], config: Config, encoder: Encoder) -> Stream:
-        """Kept examples first, then the new ones; only the new task has a training set (joint methods keep all)."""
+        """Stored examples first, then new ones; only the new task has a training set (joint methods store all)."""
         modality = table.modality
         modality.check_encoder(encoder, config.backbone.name)
         data, (count,) = modality.encode([table], data_settings(config), encoder)
@@ -585,7 +586,7 @@ class Learner(ModelHubMixin):
         return Stream(data, targets, _tasks(tasks, modality, train), names, forgotten=forgotten)
 
     def _keep(self, stream: Stream) -> None:
-        """Keep the memory's examples (all, for a method that trains jointly), and let go of the rest."""
+        """Keep the examples in memory (all examples, if the method trains jointly) and drop the rest."""
         assert self.method is not None
         joint = self.method.licence == "past"
         self._train = [task.train if joint else NO_IDS for task in stream]
@@ -594,7 +595,7 @@ class Learner(ModelHubMixin):
         self.method = self._method_on(self._kept_stream(), self.config)
 
     def _take(self, stream: Stream, ids: Tensor) -> None:
-        """Keep these examples alone, under new ids."""
+        """Keep only these examples, under new ids."""
         assert self.method is not None
         rows, _ = stream.rows_of(ids)
         self._kept, self._kept_targets = stream.data.take(ids), stream.targets[rows]
@@ -605,8 +606,8 @@ class Learner(ModelHubMixin):
         self._train = [new_id[train[torch.isin(train, ids)]] for train in self._train]
 
     def _kept_stream(self) -> Stream:
-        """The tasks so far, over the kept examples. Nothing of it is open: the next call puts the examples before its
-        own, and only then are they read."""
+        """The tasks so far, over the stored examples. The stream is closed: the examples are read only after the next
+        call has put them before its own."""
         assert self.modality is not None
         modality = MODALITIES[self.modality]
         names, forgotten = _names(self.tasks, modality)
@@ -651,14 +652,14 @@ def _tasks(names: Sequence[Sequence[str | None]], modality: Modality, train: lis
 
 
 def _all_named(tasks: Sequence[Sequence[str | None]]) -> list[list[str]]:
-    """Class names by task, with a name for those that are forgotten: one that nobody gives."""
+    """Class names by task; forgotten classes get a name that no user gives."""
     return [
         [f"\0{t} {i}" if name is None else name for i, name in enumerate(names)] for t, names in enumerate(tasks)
     ]
 
 
 def _names(tasks: Sequence[Sequence[str | None]], modality: Modality) -> tuple[list[str], tuple[int, ...]]:
-    """The names of all class ids, and the ids of the classes that are forgotten."""
+    """The names of all class ids, and the ids of the forgotten classes."""
     names = modality.class_names(_all_named(tasks))
     unnamed = [any(own.startswith("\0") for own in modality.own_names([name])) for name in names]
     return names, tuple(c for c, forgotten in enumerate(unnamed) if forgotten)

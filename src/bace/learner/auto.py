@@ -1,8 +1,8 @@
-"""Which method `Learner("auto")` takes: the best on our small sets of the modality, by examples of each class.
+"""The method that `Learner("auto")` chooses: the best on our small sets of the modality, by examples of each class.
 
-The numbers are what benchmarks/auto.py has measured (benchmarks/auto.json, which a test compares with them): the mean
-over the sets of the mean score over the calls, in percent. The methods that may be chosen also learn more examples of
-known classes and can forget a class, as later calls may ask for both.
+benchmarks/auto.py measured the numbers, and a test compares them with benchmarks/auto.json. A number is the mean score
+over the calls, averaged over the sets, in percent. All candidates can also learn more examples of known classes and
+forget a class, because later calls may ask for both.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ MEASURED: dict[str, dict[int, dict[str, float]]] = {  # by modality and examples
 
 
 def choose_method(modality: str, examples: float) -> tuple[dict[str, Any], str]:
-    """The settings of the method for so many examples of each class, and why in one line. Of the sizes that were
-    measured the nearest counts, by ratio. A modality without measurements gets SimpleCIL."""
+    """The settings of the best method for this number of examples of each class, and the reason in one line. The
+    measured size with the nearest ratio decides. A modality without measurements gets SimpleCIL."""
     if modality not in MEASURED:
         return CANDIDATES["SimpleCIL"], f"SimpleCIL, as no method was measured on {modality} data"
     measured = MEASURED[modality]
@@ -48,7 +48,7 @@ def choose_method(modality: str, examples: float) -> tuple[dict[str, Any], str]:
 
 
 def settled(given: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a user gave, flat, with this method in the place of "auto"."""
+    """The settings that a user gave, flat, with this method in place of "auto"."""
     flat = flatten(given)
     if flat["method.name"] != AUTO:
         return flat

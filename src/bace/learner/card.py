@@ -1,5 +1,5 @@
-"""What a saved learner's folder tells people and the hub: README.md, the model card, and config.json. Nothing of it is
-read when the learner is loaded."""
+"""The files of a saved learner that describe it to people and to the hub: README.md, which is the model card, and
+config.json. Loading a learner does not read them."""
 
 import json
 import re
@@ -29,8 +29,8 @@ def write_cards(
     history: list[dict[str, Any]],
     encoder: Packed | None,
 ) -> None:
-    """Both files, unless the user has put files of these names there. `labels`: the names of the scores, which are tags
-    where classes are entity types."""
+    """Write both files, unless the user has put files with these names there. `labels`: the names of the scores, which
+    are tags if classes are entity types."""
     about = {"library_name": "bace", "method": method, "modality": modality, "id2label": dict(enumerate(labels))}
     texts = {
         "config.json": (json.dumps(about, indent=2) + "\n", '"library_name": "bace"'),
@@ -74,9 +74,9 @@ def model_card(
         f"Open it with bace {version('bace-cil')} or later: `bace.Learner.from_pretrained(...)`. Neither the data nor "
         "the encoder's files are needed.",
         f"Classes, in order: {_cell(', '.join(classes))}",
-        "## Calls\n\n| call | classes | examples | of these known | of the memory's old ones known |\n"
+        "## Calls\n\n| call | classes | examples | recognised | old examples in memory recognised |\n"
         "| --- | --- | --- | --- | --- |\n" + "\n".join(rows),
-        "The shares are of examples that were learned from: they are no test.",
+        "The shares are measured on training examples: they are no test.",
         "## Settings\n\n" + "\n".join(f"- {_cell(name)}: {_cell(str(value))}" for name, value in settings.items()),
     ]
     if encoder is not None:
@@ -86,7 +86,7 @@ def model_card(
 
 
 def hub_id(name: str) -> str | None:
-    """What the hub calls a backbone, if it has it: the id of one of ours, or a name that is no place on the disk."""
+    """The hub's id of a backbone, if it has one: that of our own backbones, or a name that is no path on the disk."""
     known = find_backbone(name)
     if known is not None:
         return known.hub
@@ -94,6 +94,6 @@ def hub_id(name: str) -> str | None:
 
 
 def _cell(text: str) -> str:
-    """In one line, and not taken for markup."""
+    """The text in one line, escaped so that it is not read as markup."""
     plain = " ".join(text.split())
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#" else letter for letter in plain)

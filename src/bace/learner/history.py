@@ -1,4 +1,4 @@
-"""What a learner says of its calls: a line and warnings after each, and the table of all."""
+"""A learner's reports on its calls: a line and warnings after each call, and a table of all calls."""
 
 import logging
 import warnings
@@ -16,13 +16,13 @@ from bace.data.scores import per_class_accuracy
 from bace.experiments import choose
 from bace.randomness import generator
 
-LOW = 0.6  # a warning, if less of what was shown is known
-STOCK = 300  # of a call's examples are asked after it
-OF_SETTINGS = ("settings", "rates")  # entries of a record whose keys are no classes
+LOW = 0.6  # a warning appears if a smaller share of the examples is recognised
+STOCK = 300  # examples of a call that are predicted after it
+OF_SETTINGS = ("settings", "rates")  # entries of a record whose keys are not classes
 
 
 def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
-    """How much of a call's examples, and of the old ones in memory, is known after it; and a new temperature."""
+    """The shares of a call's examples and of old examples in memory that are recognised; and a new temperature."""
     call, memory = stream[-1], torch.unique(method.remembered())
     shown = call.train[torch.randperm(len(call.train), generator=generator(0, "stock"))[:STOCK]]
     if method.prediction_cost(len(shown) + len(memory)):  # it would take longer than learning
@@ -34,7 +34,7 @@ def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
     with stream.licence("what was learned", asked):
         parts, in_order = stream.bucketed(asked, method.training_settings.eval_batch_size)
         scores = in_order(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts]))
-    # a forgotten class has no column: a score of -inf would leave the others no temperature
+    # a forgotten class has no column: with a score of -inf no temperature could be fitted
     scores, names = finite(scores[:, stream.known]), [stream.names[c] for c in stream.known]
     targets = torch.searchsorted(torch.tensor(stream.known), stream.targets[asked])
     right = (scores.argmax(1) == targets).double()
@@ -52,12 +52,12 @@ def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
 
 
 def as_table(history: list[dict[str, Any]]) -> str:
-    """For notebooks: a row for each call."""
+    """A table for notebooks, with a row for each call."""
     cells = [
         (n, ", ".join(call["classes"]), call["examples"], percent(call["new"]), percent(call["old"]))
         for n, call in enumerate(history, start=1)
     ]
-    head = ("call", "classes", "examples", "of these known", "of the memory's old ones known")
+    head = ("call", "classes", "examples", "recognised", "old examples in memory recognised")
     rows = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in cells)
     titles = "".join(f"<th>{title}</th>" for title in head)
     return f"<table><tr>{titles}</tr>{rows}</table>"
@@ -68,14 +68,14 @@ def percent(share: float | None) -> str:
 
 
 def tell(call: dict[str, Any], train: Training) -> None:
-    """What was chosen in a line, and a warning if little was learned."""
+    """Log the chosen settings in a line, and warn if little was learned."""
     rates = ", ".join(f"{rate} ({worth:.0%})" for rate, worth in call["rates"].items())
     how = f"batches of {train.batch_size}, {train.epochs} epochs, {call['steps']} steps, rate {train.lr:g}"
     how = how + (f" of {rates}" if rates else "") if call["steps"] else "statistics"
     old = f", {percent(call['old'])} of the old ones in memory" if call["old"] is not None else ""
     logging.getLogger("bace").info(
         f"{call['examples']} examples of {len(call['classes'])} classes: {how}; "
-        f"recognised after it: {percent(call['new'])} of the new examples{old}"
+        f"after it the learner recognises {percent(call['new'])} of the new examples{old}"
     )
     if call["new"] is not None and call["new"] < LOW:
         remedy = (
@@ -102,7 +102,7 @@ def tell(call: dict[str, Any], train: Training) -> None:
 
 
 def without_class(history: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """The records without the class; one that tells of nothing else is left out."""
+    """The records without the class. A record of this class alone is left out."""
 
     def scrubbed(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""Models in use: exported to one file, or behind an HTTP server."""
+"""Models in use, exported to one file or behind an HTTP server."""

@@ -1,4 +1,4 @@
-"""Examples of requests that wait at the same time go through the model together."""
+"""The examples of all waiting requests go through the model together."""
 
 import queue
 import threading
@@ -13,7 +13,7 @@ Predict = Callable[[list[Any]], Sequence[Any]]  # an answer for each example
 
 
 class Overloaded(BaceError):
-    """More examples wait than may wait."""
+    """Too many examples are waiting."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +26,11 @@ class Job:
 
 
 class Batcher:
-    """One thread that runs the model. While it is busy, requests wait; then it takes as many as fit, without waiting
-    for more.
+    """One thread that runs the model. While it is busy, requests wait. It then takes as many as fit into a batch and
+    does not wait for more.
 
     Args:
-        most: examples that are passed together; a request with more of them is passed alone.
+        most: examples that are passed together; a request with more examples is passed alone.
         most_waiting: examples that may wait; further requests are refused.
     """
 
@@ -43,7 +43,7 @@ class Batcher:
         self.thread.start()
 
     def submit(self, predict: Predict, examples: list[Any]) -> Future[list[Any]]:
-        """The answers to come for these examples. Only those of equal `predict` are passed together."""
+        """A future for the answers to these examples. Only examples with the same `predict` are passed together."""
         job = Job(predict, examples)
         with self.lock:
             if self.waiting and self.waiting + len(examples) > self.most_waiting:
@@ -53,7 +53,7 @@ class Batcher:
         return job.answers
 
     def close(self) -> None:
-        """Answer what is waiting, then end."""
+        """Answer all waiting requests, then end."""
         self.jobs.put(None)
         self.thread.join()
 
@@ -75,7 +75,7 @@ class Batcher:
                 total += len(ahead.examples)
 
     def _wanted(self, jobs: list[Job]) -> list[Job]:
-        """The jobs whose answers somebody still waits for; from now on they cannot be cancelled."""
+        """The jobs whose clients are still waiting; from now on they cannot be cancelled."""
         wanted = [job for job in jobs if job.answers.set_running_or_notify_cancel()]
         with self.lock:
             self.waiting -= sum(len(job.examples) for job in jobs if job not in wanted)
@@ -88,7 +88,7 @@ class Batcher:
         try:
             answers = list(jobs[0].predict(examples))
         except Exception as error:
-            if len(jobs) > 1:  # an example that the model cannot take is nobody else's fault
+            if len(jobs) > 1:  # one bad example must not fail the other requests
                 for job in jobs:
                     self._answer([job])
                 return

@@ -1,4 +1,4 @@
-"""The examples of a request: read, limited and checked before they meet those of others."""
+"""The examples of a request are read, limited and checked before they join the examples of other requests."""
 
 import base64
 import binascii
@@ -21,8 +21,8 @@ from bace.files import parse_json
 from bace.serving.batching import Overloaded
 from bace.serving.served import Served
 
-UNTOLD = {"", "application/x-www-form-urlencoded"}  # types of clients that do not say what they send
-FILE_TYPES = {*UNTOLD, "text/plain", "application/octet-stream"}  # of a body that is one file
+UNTOLD = {"", "application/x-www-form-urlencoded"}  # sent by clients that do not set a type
+FILE_TYPES = {*UNTOLD, "text/plain", "application/octet-stream"}  # the body is one file
 MOST_LETTERS = 100_000  # of a text or sentence
 TABLES = {"text/csv", "text/tab-separated-values", "application/jsonl", "application/vnd.apache.parquet"}
 
@@ -37,7 +37,7 @@ class Refused(BaceError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a request: bytes of its body, and examples. `total`: bytes of the bodies of all requests at one time."""
+    """The most bytes in the body of a request, examples in a request, and bytes (`total`) of all requests together."""
 
     body: int = 16 * 1024**2
     examples: int = 256
@@ -45,7 +45,7 @@ class Limits:
 
 
 class Held:
-    """Counts the bytes of all bodies from their arrival to the answer. Used by one thread, that of the event loop.
+    """Counts the bytes of all bodies from their arrival to the answer. Only the thread of the event loop uses it.
 
     Args:
         most: bytes that may be held; a request that would hold more is refused.
@@ -56,7 +56,7 @@ class Held:
 
     @contextmanager
     def request(self) -> Iterator[Callable[[int], None]]:
-        """A function that counts bytes of a request, all of which are let go of at its end."""
+        """Give a function that counts the bytes of a request, and subtract them all when the request ends."""
         own = 0
 
         def take(count: int) -> None:
@@ -74,10 +74,10 @@ class Held:
 
 
 async def read_body(request: Request, most: int, take: Callable[[int], None]) -> bytes:
-    """The body, of which no more than allowed is ever held; `take` is told of its bytes as they arrive."""
+    """Read the body, and never hold more of it than allowed; `take` counts its bytes as they arrive."""
     body = bytearray()
     too_large = Refused(413, f"the body has more than {most:,} bytes: send fewer or smaller examples at a time")
-    if int(request.headers.get("content-length", "0")[:18]) > most:  # HTTP's parser has seen that it is a number
+    if int(request.headers.get("content-length", "0")[:18]) > most:  # the HTTP parser has checked that it is a number
         raise too_large
     async for part in request.stream():
         take(len(part))
@@ -88,13 +88,13 @@ async def read_body(request: Request, most: int, take: Callable[[int], None]) ->
 
 
 def is_json(headers: Headers, body: bytes) -> bool:
-    """By its type or, if that says nothing (curl's, unless told otherwise), by its first letter."""
+    """Whether the body is JSON, by its type or, if that says nothing (curl's default), by its first letter."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind.endswith(("/json", "+json")) or (kind in UNTOLD and body.lstrip()[:1] == b"{")
 
 
 async def read_files(headers: Headers, body: bytes, most: int) -> list[tuple[str, bytes]]:
-    """Name and content of each file in the body: of the parts of a form, or of the body itself."""
+    """The name and content of each file: the parts of a form, or the body itself."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
 
@@ -116,16 +116,16 @@ async def read_files(headers: Headers, body: bytes, most: int) -> list[tuple[str
         raise Refused(415, f"a body of type {kind} is a table: send its examples as JSON, or use `bace predict`")
     if kind not in FILE_TYPES and not kind.startswith("image/"):
         known = "application/json, multipart/form-data, text/plain or image/*"
-        raise Refused(415, f"a body of type {kind!r:.100} is not read: say with Content-Type that it is {known}")
+        raise Refused(415, f"a body of type {kind!r:.100} cannot be read: set Content-Type to {known}")
     return [("the body", body)]
 
 
 def from_json(model: Served, body: bytes, limits: Limits) -> list[Any]:
-    """The examples of `{"inputs": [...]}`: texts, sentences (strings or lists of words), or pictures in base64."""
+    """The examples in `{"inputs": [...]}`: texts, sentences (strings or lists of words), or pictures in base64."""
     try:
         found = parse_json(body.decode())
     except ValueError as error:
-        raise Refused(400, f"the body is no JSON that can be used ({error})") from error
+        raise Refused(400, f"the body is not usable JSON ({error})") from error
     inputs = found.get("inputs") if isinstance(found, dict) else None
     if isinstance(inputs, str):
         inputs = [inputs]
@@ -138,7 +138,7 @@ def from_json(model: Served, body: bytes, limits: Limits) -> list[Any]:
 
 
 def from_base64(value: Any, i: int) -> bytes:
-    """A picture in base64, with or without the beginning of a data URL."""
+    """The bytes of a picture in base64, with or without the start of a data URL."""
     try:
         if not isinstance(value, str):
             raise ValueError("it is no string")
@@ -149,7 +149,7 @@ def from_base64(value: Any, i: int) -> bytes:
 
 
 def from_files(model: Served, files: Sequence[tuple[str, bytes]], limits: Limits) -> list[Any]:
-    """The examples of files: a picture each, or texts and sentences, a line each (or in CoNLL's layout)."""
+    """The examples in files: one picture per file, or one text or sentence per line (or CoNLL's layout)."""
     if model.modality.picture_input:
         check_count(len(files), limits)
         return pictures(model, files)
@@ -161,7 +161,7 @@ def from_files(model: Served, files: Sequence[tuple[str, bytes]], limits: Limits
             lines = content.decode("utf-8-sig").splitlines()
         except UnicodeDecodeError as error:
             plural = model.modality.plural
-            raise Refused(422, f"{name!r:.100} is no text in UTF-8, and this model takes {plural}") from error
+            raise Refused(422, f"{name!r:.100} is not text in UTF-8, and this model takes {plural}") from error
         found += [example for _, example in model.modality.from_lines(lines, name)]
         check_count(len(found), limits, empty=True)
     check_count(len(found), limits)
@@ -176,7 +176,7 @@ def check_count(count: int, limits: Limits, *, empty: bool = False) -> None:
 
 
 def pictures(model: Served, files: Sequence[tuple[str, bytes]]) -> list[Any]:
-    """Decoded one by one, so that an error names its picture; all of the size that the model learned from."""
+    """Pictures in the size that the model learned, decoded one by one so that an error names its picture."""
     found = []
     for name, content in files:
         try:
@@ -189,7 +189,7 @@ def pictures(model: Served, files: Sequence[tuple[str, bytes]]) -> list[Any]:
 
 
 def words(model: Served, examples: list[Any]) -> list[Any]:
-    """Texts or sentences that the model can take."""
+    """Check that the model can take these texts or sentences."""
     for i, example in enumerate(examples):
         if isinstance(example, str):
             valid(example, f"example {i}")

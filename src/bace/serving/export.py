@@ -1,8 +1,8 @@
-"""A learned model as one file that programs without bace can run: ONNX, or torch.export's.
+"""A learned model as one file that programs without bace can run: ONNX, or torch.export's format.
 
 The file maps the encoder's inputs to the scores of all classes. It also holds, as JSON under the name `bace`, the names
-of the classes in the order of the scores and what has to be done to an example first. A file of a text model holds the
-tokenizer as well, under the name `tokenizer.json`.
+of the classes in the order of the scores and the preparation that an example needs. The file of a text model also holds
+the tokenizer, under the name `tokenizer.json`.
 """
 
 import json
@@ -34,7 +34,7 @@ class Predictor(nn.Module):
 
     def __init__(self, method: Method) -> None:
         super().__init__()
-        # Out of torch's sight, so that its tensors are constants of the exported program: predictions may read them.
+        # Hidden from torch, so that its tensors become constants of the exported program, which predictions may read.
         self.hidden_method = (method.eval(),)
 
     def scores(self, inputs: dict[str, Tensor], at: Tensor | None = None) -> Tensor:  # (rows, classes)
@@ -69,12 +69,12 @@ PREDICTORS: dict[str, type[Predictor]] = {"image": PicturePredictor, "text": Tex
 
 
 def export(learner: Learner, path: str | Path, format: Format = "onnx") -> None:
-    """Write the model of a learner to one file, once it is seen that the file gives the learner's scores.
+    """Write the model of a learner to one file, and check that the file gives the learner's scores.
 
     Args:
         learner: a taught `Learner`, or the model of a run (`bace.load`).
         path: where the file is written.
-        format: `onnx`, for onnxruntime and its like; `torch`, for `torch.export.load`.
+        format: `onnx` for onnxruntime and similar programs, `torch` for `torch.export.load`.
     """
     method, modality = learner.method, learner.modality
     if method is None or modality is None:
@@ -85,7 +85,7 @@ def export(learner: Learner, path: str | Path, format: Format = "onnx") -> None:
         raise ConfigError(f"{method.title} cannot be exported: {why}")
     predictor = PREDICTORS[modality](method)
     few, many = (sample(method.model.encoder, *shape) for shape in ((2, 5), (3, 7)))
-    expected = predictor(**many)  # first: what a method computes once and keeps must not be a symbol
+    expected = predictor(**many)  # first, because values that a method caches must not be symbols
     program = traced(predictor, method.title, few)
     noted = {"bace": json.dumps(description(learner)), **tokenizer(learner)}
     if format == "torch":
@@ -102,7 +102,7 @@ def export(learner: Learner, path: str | Path, format: Format = "onnx") -> None:
 
 
 def traced(predictor: Predictor, title: str, inputs: dict[str, Tensor]) -> torch.export.ExportedProgram:
-    """The predictor as a program for any number of examples and, for texts, of tokens."""
+    """The predictor as a program for any number of examples and, for texts, any number of tokens."""
     encoder = predictor.hidden_method[0].model.encoder
     longest = encoder.max_tokens if isinstance(encoder, TextEncoder) else None
     batch, tokens = torch.export.Dim("batch", min=1), torch.export.Dim("tokens", min=2, max=longest)
@@ -135,7 +135,7 @@ def write_onnx(
 
 
 def sample(encoder: Encoder, examples: int, tokens: int) -> dict[str, Tensor]:
-    """Inputs to trace and to compare with."""
+    """Inputs for tracing and for comparing scores."""
     rng = torch.Generator().manual_seed(examples)
     if isinstance(encoder, ImageEncoder):
         side = encoder.image_size
@@ -148,7 +148,7 @@ def sample(encoder: Encoder, examples: int, tokens: int) -> dict[str, Tensor]:
 
 
 def description(learner: Learner) -> dict[str, Any]:
-    """What a program needs to know to use the file."""
+    """The facts that a program needs to use the file."""
     assert learner.method is not None
     assert learner.config is not None
     encoder = learner.method.model.encoder
@@ -171,15 +171,15 @@ def description(learner: Learner) -> dict[str, Any]:
 
 
 def tokenizer(learner: Learner) -> dict[str, str]:
-    """The tokenizer of a model that takes texts, as the package `tokenizers` reads it: with the special tokens, cut to
-    the model's length and padded."""
+    """The tokenizer of a text model in the format of the package `tokenizers`. It adds special tokens, truncates to the
+    model's length, and pads."""
     assert learner.method is not None
     assert learner.config is not None
     encoder = learner.method.model.encoder
     if not isinstance(encoder, TextEncoder):
         return {}
     own = tokenizer_of(encoder)
-    fast = type(own.backend_tokenizer).from_str(own.backend_tokenizer.to_str())  # a copy: ours is not to be changed
+    fast = type(own.backend_tokenizer).from_str(own.backend_tokenizer.to_str())  # a copy: ours must not change
     fast.enable_truncation(data_settings(learner.config).max_length, direction=own.truncation_side)
     fast.enable_padding(pad_id=own.pad_token_id or 0, pad_token=own.pad_token or "[PAD]")
     return {"tokenizer.json": fast.to_str()}

@@ -1,4 +1,4 @@
-"""The model that a server answers with, exchanged when its folder changes."""
+"""The model that answers requests; the server replaces it when its folder changes."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from bace.errors import BaceError, one_line
 from bace.learner import UNKNOWN, Learner
 from bace.progress import tell
 
-FILES = {"state.json", "state.safetensors", "sha256.json", "run.json", "metrics.json"}  # by which a change is noticed
+FILES = {"state.json", "state.safetensors", "sha256.json", "run.json", "metrics.json"}  # watched for changes
 ROUNDED = 6  # digits of a probability
 
 
@@ -40,14 +40,14 @@ class Served:
         return {"modality": self.modality.name, "method": method.title, "version": self.version, "loaded": self.loaded}
 
     def predict(self, examples: list[Any]) -> Sequence[Any]:
-        """For each example a row of probabilities; of a sentence what `Learner.describe` says."""
+        """A row of probabilities for each example; for a sentence, the output of `Learner.describe`."""
         if not self.modality.one_label:
             return self.learner.describe(examples)
         pictures = self.modality.picture_input and isinstance(examples[0], np.ndarray)
         return list(self.learner.predict_proba(np.stack(examples) if pictures else examples))
 
     def answer(self, found: Any, reject: float | None, top: int) -> dict[str, Any]:
-        """What is told of an example, from what `predict` gave for it."""
+        """The answer for an example, from the output of `predict`."""
         if not self.modality.one_label:
             return dict(found)
         names, best = self.learner.classes_, np.argsort(-found, kind="stable")[:top].tolist()
@@ -60,13 +60,13 @@ class Served:
 
 
 class Watched:
-    """The newest model of a folder. A changed folder is opened beside the model in use, which answers until the new one
-    is ready, and for good if the new one cannot be opened.
+    """The newest model of a folder. When the folder changes, the new model is opened while the old one still answers.
+    If the new one cannot be opened, the old one stays.
 
     Args:
-        folder: of the model.
-        open: gives the learner in it.
-        every: seconds between two looks at the folder; 0: never.
+        folder: the folder of the model.
+        open: opens the learner in it.
+        every: seconds between two checks of the folder; 0 means no checks.
     """
 
     def __init__(self, folder: Path, open: Callable[[], Learner], every: float = 2.0) -> None:
@@ -83,16 +83,16 @@ class Watched:
         self.closed.set()
 
     def look(self) -> None:
-        """Exchange the model if its folder has changed."""
+        """Replace the model if its folder has changed."""
         found = fingerprint(self.folder)
         if found == self.seen:
             return
-        self.seen = found  # of before it is opened: what changes meanwhile is noticed next time
+        self.seen = found  # taken before opening, so that a change during opening is noticed next time
         try:
             self.model, self.problem = self._opened(self.model.version + 1), None
         except Exception as error:  # whatever is in the folder now must not stop the server
             self.problem = str(error) if isinstance(error, BaceError) else one_line(error)
-            tell(f"{self.folder} has changed and cannot be opened; the model before it stays: {self.problem}")
+            tell(f"{self.folder} has changed but cannot be opened; the old model stays in use: {self.problem}")
         else:
             tell(f"{self.folder} has changed: version {self.model.version}, {len(self.model.learner.classes_)} classes")
 
@@ -101,18 +101,18 @@ class Watched:
 
     def _watch(self) -> None:
         while not self.closed.wait(self.every):
-            with contextlib.suppress(OSError):  # whoever read what the server tells may be gone
+            with contextlib.suppress(OSError):  # the reader of the server's messages may be gone
                 self.look()
 
 
 def fingerprint(folder: Path) -> list[tuple[str, int, int, int]]:
-    """Changes when a file of a model does: name, inode, time and size of each."""
+    """The name, inode, time and size of each file of a model, which differ if a file has changed."""
     found = []
     for place, _, names in os.walk(folder):
         for name in FILES.intersection(names):
             try:
                 about = os.stat(path := os.path.join(place, name))
             except OSError:
-                continue  # being exchanged, or out of reach for a moment
+                continue  # being replaced, or unreachable for a moment
             found.append((path, about.st_ino, about.st_mtime_ns, about.st_size))
     return sorted(found)

@@ -1,4 +1,4 @@
-"""A model behind HTTP: what the server answers, and to whom."""
+"""A model behind HTTP: the server's answers, and who may ask for them."""
 
 import asyncio
 import ipaddress
@@ -38,7 +38,7 @@ POLICY = (
 )
 
 
-# -- what is told, for the description of the service
+# -- the answers, for the description of the service
 
 
 class Share(BaseModel):
@@ -47,15 +47,15 @@ class Share(BaseModel):
 
 
 class Class(BaseModel):
-    """Of a picture or a text."""
+    """The class of a picture or a text."""
 
     class_: str | int = Field(alias="class", description='the most probable class, or "unknown"')
-    probability: float = Field(description="of the most probable class")
+    probability: float = Field(description="the probability of the most probable class")
     top: list[Share] = Field(description="the most probable classes, the most probable first")
 
 
 class Entity(BaseModel):
-    """Where it stands in the sentence, in characters."""
+    """An entity, with its position in the sentence in characters."""
 
     start: int
     end: int
@@ -70,14 +70,14 @@ class Sentence(BaseModel):
 
 
 class Predictions(BaseModel):
-    version: int = Field(description="of the model that answered: 1, and one more whenever the model is exchanged")
+    version: int = Field(description="the version of the model that answered: 1, then one more for each new model")
     predictions: list[Class] | list[Sentence] = Field(description="one for each example, in order")
 
 
 class LimitsTold(BaseModel):
-    body: int = Field(description="bytes of a request")
-    examples: int = Field(description="of a request")
-    total: int = Field(description="bytes of all requests that are answered at one time")
+    body: int = Field(description="bytes in a request")
+    examples: int = Field(description="examples in a request")
+    total: int = Field(description="bytes in all requests that are being answered")
 
 
 class Classes(BaseModel):
@@ -97,18 +97,18 @@ class Health(BaseModel):
     version: int
     loaded: str
     classes: int
-    requests: int = Field(description="answered since the start")
-    examples: int = Field(description="predicted since the start")
-    batches: int = Field(description="in which they went through the model")
-    waiting: int = Field(description="examples that wait now")
-    held: int = Field(description="bytes of the requests that are being answered")
+    requests: int = Field(description="requests answered since the start")
+    examples: int = Field(description="examples predicted since the start")
+    batches: int = Field(description="batches in which they went through the model")
+    waiting: int = Field(description="examples that are waiting now")
+    held: int = Field(description="bytes in the requests that are being answered")
 
 
 class Reason(BaseModel):
     detail: str
 
 
-FILE = {"type": "string", "format": "binary", "description": "a picture, or a file with a text or sentence a line"}
+FILE = {"type": "string", "format": "binary", "description": "a picture, or a file with one text or sentence per line"}
 BODIES = {
     "application/json": {
         "schema": {
@@ -131,20 +131,20 @@ BODIES = {
         }
     },
     "image/*": {"schema": {"type": "string", "format": "binary", "description": "one picture"}},
-    "text/plain": {"schema": {"type": "string", "description": "texts or sentences, a line each; or CoNLL's layout"}},
+    "text/plain": {"schema": {"type": "string", "description": "one text or sentence per line, or CoNLL's layout"}},
 }
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Reason, "description": "The request cannot be read."},
-    413: {"model": Reason, "description": "More bytes, examples or letters than are taken."},
-    415: {"model": Reason, "description": "A table."},
-    422: {"model": Reason, "description": "An example that the model cannot take."},
+    413: {"model": Reason, "description": "The request has too many bytes, examples or letters."},
+    415: {"model": Reason, "description": "The body is a table."},
+    422: {"model": Reason, "description": "The model cannot take an example."},
     503: {"model": Reason, "description": "Too many examples are waiting, or too many bytes are held."},
 }
 
 
 def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple[str, ...] = ()) -> FastAPI:
-    """The service. `hosts`: by which names it may be called; none: by any. A web page elsewhere that makes its own name
-    lead to this machine (DNS rebinding) cannot read what a service on the loopback answers."""
+    """The service. `hosts`: the names by which clients may call it; none means any name. If a foreign web page makes
+    its own name point to this machine (DNS rebinding), it cannot read the answers of a service on the loopback."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -176,9 +176,9 @@ def add_predictions(app: FastAPI, watched: Watched, batcher: Batcher, limits: Li
     async def predict(
         request: Request,
         reject: Annotated[
-            float | None, Query(ge=0, le=1, description='pictures and texts: a lower probability is "unknown"')
+            float | None, Query(ge=0, le=1, description='for pictures and texts: a lower probability is "unknown"')
         ] = None,
-        top: Annotated[int, Query(ge=1, le=10_000, description="how many of the most probable classes are told")] = 5,
+        top: Annotated[int, Query(ge=1, le=10_000, description="the number of most probable classes to return")] = 5,
     ) -> JSONResponse:
         """The class of each picture or text, with probabilities; the entities of each sentence."""
         model = watched.model
@@ -199,13 +199,13 @@ def add_predictions(app: FastAPI, watched: Watched, batcher: Batcher, limits: Li
 def add_facts(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits, held: Held) -> None:
     @app.get("/classes", response_model=None, responses={200: {"model": Classes}})
     async def classes() -> dict[str, Any]:
-        """The classes that the model knows, and what a request may hold."""
-        model = watched.model  # once: it may be exchanged
+        """The classes that the model knows, and the limits of a request."""
+        model = watched.model  # read once: it may be replaced
         return {**model.facts, "classes": model.learner.classes_, "limits": vars(limits)}
 
     @app.get("/health", response_model=None, responses={200: {"model": Health}})
     async def health() -> dict[str, Any]:
-        """Whether the server answers, with which model, and what it has done so far."""
+        """The state of the server, its model, and the number of requests so far."""
         counted = {name: getattr(batcher, name) for name in ("requests", "examples", "batches", "waiting")}
         counted["held"] = held.bytes
         model = watched.model
@@ -214,7 +214,7 @@ def add_facts(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits, 
 
 
 def add_refusals(app: FastAPI) -> None:
-    """Whatever goes wrong is told in a sentence, as JSON."""
+    """Report every error as a sentence in JSON."""
 
     def told(status: int, reason: str, **headers: str) -> JSONResponse:
         return JSONResponse({"detail": reason}, status, headers)
@@ -239,7 +239,7 @@ def add_refusals(app: FastAPI) -> None:
 
 
 def add_pages(app: FastAPI) -> None:
-    """Pages load nothing from elsewhere, and run no script but their own."""
+    """Add the pages. They load nothing from elsewhere and run only their own scripts."""
     for path, name in {"/": "page.html", "/docs": "docs.html"}.items():
         text = (PAGES / name).read_text(encoding="utf-8")
 
@@ -252,7 +252,7 @@ def add_pages(app: FastAPI) -> None:
 
 
 class OwnNames:
-    """Refuses requests that call the server by another name than one of these."""
+    """Refuses requests that call the server by a name other than these."""
 
     def __init__(self, app: ASGIApp, names: tuple[str, ...]) -> None:
         self.app, self.names = app, names
@@ -268,7 +268,7 @@ class OwnNames:
 
 
 def own_names(host: str) -> tuple[str, ...]:
-    """By which names a server at this address may be called; none: by any, as it is not the loopback's."""
+    """The names by which clients may call a server at this address; none means any, if it is not the loopback."""
     if not ipaddress.ip_address(host).is_loopback:
         return ()
     return tuple(dict.fromkeys([*LOOPBACK, f"[{host}]" if ":" in host else host]))
@@ -295,7 +295,7 @@ def serve(
     watch: float,
 ) -> None:
     """Serve until a signal ends it."""
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # who sends a broken form is told so
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the sender of a broken form gets an answer
     with closing(listen(*address)) as listening:
         watched = Watched(folder, open_model, watch)
         host, port = listening.getsockname()[:2]

@@ -6,7 +6,7 @@ from bace.data.modalities.token import TOKEN
 from bace.data.modality import Modality
 from bace.errors import ConfigError, closest_name
 
-MODALITIES: dict[str, Modality] = {  # in the order in which they are tried where the user does not name one
+MODALITIES: dict[str, Modality] = {  # in the order in which they are tried if the user names none
     modality.name: modality for modality in (IMAGE, TOKEN, TEXT)
 }
 

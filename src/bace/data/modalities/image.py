@@ -1,4 +1,4 @@
-"""Pictures: uint8 tensors in, normalised float batches out; crop, flip, resize on whole batches."""
+"""Pictures are stored as uint8 tensors and become normalised float batches, with crop, flip and resize."""
 
 import base64
 import hashlib
@@ -92,7 +92,7 @@ class Image(Modality):
         return data.pixels.shape[2], data.pixels.shape[3]
 
     def disturbed(self, inputs: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
-        """Turned by 180 degrees."""
+        """The pictures turned by 180 degrees."""
         return {**inputs, "pixel_values": inputs["pixel_values"].rot90(2, (2, 3))}
 
     def from_lines(self, lines: Iterable[str], source: str) -> list[tuple[str, Any]]:
@@ -151,14 +151,14 @@ class Images:
         mean, std: normalisation of the encoder, per channel, for values in [0, 1].
         augment: show random views in training (crop and, with `flip`, mirror); otherwise training sees clean pictures.
         flip: for all pictures, or for each (examples,).
-        views: the number of random views of each picture; 0 means as many as there are crops and flips.
+        views: the number of random views of each picture; 0 means all crops and flips.
         window: with None, training views are cut out of the picture padded by `padding`, at its own size. With a
             number, they are a random window of that side, and the clean view is the central one (for pictures that are
             stored larger).
     """
 
     modality: Modality = IMAGE
-    row_start = positions = lengths = None  # a row an example, all of one size
+    row_start = positions = lengths = None  # one row per example, all of one size
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Images:
         self.scale = 1.0 / (255.0 * torch.tensor(std)).view(1, 3, 1, 1)
         self.shift = (-torch.tensor(mean) / torch.tensor(std)).view(1, 3, 1, 1)
         self.constants: dict[torch.device, tuple[Tensor, Tensor]] = {}  # both, on each device that was asked for
-        # (2, 1): how many tops and lefts a view can have, and those of the clean view
+        # (2, 1): the numbers of possible tops and lefts of a view, and the top and left of the clean view
         sides = torch.tensor(pixels.shape[2:])[:, None]
         self.room = torch.full_like(sides, 2 * padding + 1) if window is None else sides - window + 1
         self.centre = torch.div(self.room - 1, 2, rounding_mode="floor")
@@ -206,7 +206,7 @@ class Images:
         return 1 + self.views * self.augment
 
     def fingerprint(self) -> str:
-        """The same for pictures whose views, and their keys, are the same numbers."""
+        """A hash that is the same for pictures with the same views and keys."""
         about = (tuple(self.pixels.shape), self.size, self.normalisation, self.padding, self.window, self.views)
         digest = hashlib.blake2b(repr((*about, self.scale.dtype)).encode())
         digest.update(self.pixels.contiguous().numpy().data)
@@ -241,8 +241,8 @@ class Images:
         return (chance[:2] * self.room).long(), self._flips(examples) & (chance[2] < 0.5)
 
     def _cut(self, examples: Tensor, corner: Tensor, flips: Tensor) -> Tensor:  # (examples, channels, height, width)
-        """The views with these corners, (2, examples), of the padded pictures. Picture by picture: each is copied once,
-        which is faster than whole batches that are padded, cut and mirrored one after the other."""
+        """The views with these corners, (2, examples), of the padded pictures. Each picture is copied once, which is
+        faster than padding, cutting and mirroring whole batches one after the other."""
         source, pad = self.pixels.numpy(), 0 if self.window else self.padding
         height, width = (self.window, self.window) if self.window else source.shape[2:]
         views = np.zeros((len(examples), source.shape[1], height, width), np.uint8)
@@ -261,7 +261,7 @@ class Images:
     def _flips(self, examples: Tensor) -> Tensor:  # (examples,) or ()
         return self.flip[examples] if self.flip.ndim else self.flip
 
-    # what Learner keeps when the user's data is gone
+    # examples that a Learner keeps when the user's data are gone
 
     def take(self, examples: Tensor) -> dict[str, Tensor]:
         return {"pixels": self.pixels[examples].clone()}
@@ -269,14 +269,14 @@ class Images:
     def prepend(self, kept: dict[str, Tensor]) -> None:
         if kept["pixels"].shape[1:] != self.pixels.shape[1:]:
             raise DataError(
-                f"these pictures have shape {tuple(self.pixels.shape[1:])}, the ones learned before "
+                f"these pictures have shape {tuple(self.pixels.shape[1:])}, but the learned ones have "
                 f"{tuple(kept['pixels'].shape[1:])}: resize them alike"
             )
         self.pixels = torch.cat([kept["pixels"], self.pixels])
 
 
 class AreaCrops(Images):
-    """Pictures whose random views are parts of a random area and form, resized (Szegedy et al., Going Deeper with
+    """Pictures whose random views are parts with a random area and shape, resized (Szegedy et al., Going Deeper with
     Convolutions, CVPR 2015): 5 to 100 % of the area, from a third higher to a third wider than square."""
 
     TRIES = 10  # a part that is too wide or too high is drawn again; then the central square is taken
@@ -293,13 +293,13 @@ class AreaCrops(Images):
         values = torch.cat(parts).expand(-1, 3, -1, -1)
         flips = moved(self._flips(examples) & (uniform(view, examples, 1)[0] < 0.5), device)
         values = torch.where(flips[:, None, None, None], values.flip(3), values)
-        # without keys: none comes again
+        # without keys: no view repeats
         return {"pixel_values": values * self.scale.to(device) + self.shift.to(device)}
 
     def boxes(self, examples: Tensor, view: int) -> Tensor:  # (examples, 4): top, left, height, width
         """Each picture's part is a hash of (view, example): the same in any batch."""
         rows, columns = self.pixels.shape[2:]
-        chance = uniform(view, examples, 3 + 2 * self.TRIES)  # the first decides about the flip
+        chance = uniform(view, examples, 3 + 2 * self.TRIES)  # the first decides the flip
         area = rows * columns * (0.05 + 0.95 * chance[3::2])  # (tries, examples)
         form = torch.exp(math.log(4 / 3) * (2 * chance[4::2] - 1))  # width over height, 3/4 to 4/3
         height, width = (side.round().long().clamp(min=1) for side in ((area / form).sqrt(), (area * form).sqrt()))

@@ -1,4 +1,4 @@
-"""Texts: token ids kept flat, padded to the longest of the batch."""
+"""Texts are stored as flat token ids and padded to the longest text of the batch."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ from bace.data.modality import Examples, Inputs, Modality, Table, valid
 from bace.data.settings import DataSettings
 from bace.errors import ConfigError, DataError
 
-LETTERS = 300  # of a text that is shown, at most
+LETTERS = 300  # a text is shown up to this length
 
 
 class Text(Modality):
@@ -81,7 +81,7 @@ def _lines(file: Path) -> list[str]:
 
 
 TEXT = Text()
-NO_TEXTS = torch.zeros(1, dtype=torch.int64)  # where each text starts, if there is none
+NO_TEXTS = torch.zeros(1, dtype=torch.int64)  # `start` if there are no texts
 
 
 class Texts:
@@ -94,7 +94,7 @@ class Texts:
     """
 
     modality: Modality = TEXT
-    row_start: Tensor | None = None  # a row an example
+    row_start: Tensor | None = None  # one row per example
     random_views = False
     positions: Tensor | None = None
 
@@ -110,7 +110,7 @@ class Texts:
         return self.start.diff()
 
     def inputs(self, examples: Tensor, view: View, device: torch.device) -> dict[str, Tensor]:
-        """Padded ids and mask; texts have no random views, every view is the clean one."""
+        """Padded ids and mask. Texts have no random views: every view is the clean one."""
         start = self.start[examples]
         length = self.start[examples + 1] - start
         column = torch.arange(int(length.max()) if len(length) else 0)
@@ -126,7 +126,7 @@ class Texts:
 
 
 def flat(pieces: list[Tensor]) -> dict[str, Tensor]:
-    """Ragged pieces as one flat tensor and where each starts."""
+    """Ragged pieces as one flat tensor, and the start of each piece."""
     length = torch.tensor([0] + [len(piece) for piece in pieces])
     ids = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
     return {"ids": ids, "start": torch.cumsum(length, 0)}
@@ -175,6 +175,6 @@ def tokenizer_of(encoder: Any) -> Any:
 
 
 def tokenize_texts(texts: list[str], tokenizer: Any, max_length: int) -> Texts:
-    """Texts cut to `max_length` tokens, special tokens included."""
+    """Texts truncated to `max_length` tokens, special tokens included."""
     encoded = tokenizer(texts, truncation=True, max_length=max_length, add_special_tokens=True)["input_ids"]
     return Texts(**flat([torch.tensor(ids, dtype=torch.int64) for ids in encoded]), pad=tokenizer.pad_token_id or 0)

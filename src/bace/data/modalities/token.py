@@ -1,4 +1,4 @@
-"""Sentences for named-entity recognition: every word is a row, read at its first word-piece."""
+"""Sentences for named-entity recognition. Every word is a row, which is read at the first piece of the word."""
 
 import dataclasses
 import re
@@ -32,7 +32,7 @@ from bace.errors import ConfigError, DataError
 
 
 class Token(Text):
-    """Its classes are IOB2 tags: O, which hides the types of other tasks, then B- and I- of each entity type."""
+    """Sentences, whose classes are IOB2 tags: O, which hides the types of other tasks, then B- and I- of each type."""
 
     name, plural, own_data = "token", "sentences", "my-entities"
     input_names = ("tokens", "words")
@@ -96,7 +96,7 @@ class Token(Text):
         return list(dict.fromkeys(entity_type(tag) for tag in classes if tag != "O"))
 
     def targets(self, labels: Labels, own: Sequence[str], number: dict[str, int]) -> Tensor:  # (rows,)
-        """In a task, only its own types are labelled; everything else is O."""
+        """A task labels only its own types; everything else is O."""
         types = set(own)
         tags = (tag if entity_type(tag) in types else "O" for sentence in labels for tag in sentence)
         return torch.tensor([number[tag] for tag in tags], dtype=torch.int64)
@@ -172,7 +172,7 @@ class Token(Text):
         return TEXT.from_rows(raw, columns) if whole else super().from_rows(raw, columns)
 
     def input_columns(self, found: dict[str, str], given: list[str], label: str | None) -> list[str]:
-        """Lists of words; or else texts, each a sentence."""
+        """Columns of lists of words or, if there are none, of texts, each a sentence."""
         return super().input_columns(found, given, label) or TEXT.input_columns(found, given, label)
 
     def describe(self, examples: Sequence[Any], scores: Scorer, names: Sequence[Any]) -> list[dict[str, Any]]:
@@ -185,13 +185,13 @@ class Token(Text):
         ]
 
     def view(self, data: Any, example: int, row: int, backbone: Callable[[], str]) -> dict[str, Any]:
-        """The sentence's words with a blank between them, and where the row's begins and ends."""
+        """The sentence's words with a space between them, and the start and end of the row's word."""
         tokenizer = load_tokenizer(backbone())
         ids = data.ids[data.start[example] : data.start[example + 1]].tolist()
         first = int(data.row_start[example])
         starts = data.positions[first : int(data.row_start[example + 1])].tolist()
         pieces = [ids[start:end] for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
-        # a word that the tokenizer does not know is a special token, as are those at the ends
+        # an unknown word decodes to a special token, like the tokens at both ends
         words = [str(tokenizer.decode(piece, skip_special_tokens=True)) or str(tokenizer.unk_token) for piece in pieces]
         begin = sum(len(word) + 1 for word in words[: row - first])
         return {"text": " ".join(words), "word": [begin, begin + len(words[row - first])]}
@@ -209,7 +209,7 @@ def entity_type(tag: str) -> str:
 
 
 def iob2(tags: Iterable[str]) -> list[str]:
-    """IOB1 or careless IOB2 as IOB2: an I- that continues no entity of its type begins one."""
+    """Convert IOB1 or careless IOB2 to IOB2: an I- that continues no entity of its type begins one."""
     result: list[str] = []
     before = "O"
     for tag in tags:
@@ -228,7 +228,7 @@ TOKEN = Token()
 
 
 class Entities(Texts):
-    """Tokenised sentences; `positions` and `row_start` say where each word's first piece is (see Stream)."""
+    """Tokenised sentences; `positions` and `row_start` give the place of each word's first piece (see Stream)."""
 
     modality: Modality = TOKEN
     row_start: Tensor
@@ -248,9 +248,10 @@ class Entities(Texts):
 
 
 def tokenize_sentences(sentences: list[list[str]], tokenizer: Any, max_length: int) -> tuple[Entities, list[range]]:
-    """Sentences as word-pieces; one over `max_length` is cut at words into several examples, so no word is lost.
+    """Split sentences into word-pieces. A sentence longer than `max_length` is cut between words into several examples,
+    so no word is lost.
 
-    Returns the examples and, for each sentence, which of them are its pieces.
+    Returns the examples and, for each sentence, the range of its examples.
     """
     if not sentences:
         raise DataError("there is no sentence to tokenize")
@@ -293,13 +294,13 @@ class Span(NamedTuple):
     text: str
 
 
-_OPENING, _CLOSING = "\"'“”‘’«([{", "\"'“”‘’»)]},;:!?.…"  # what may stand before and after a word
-_INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]")  # U.S, Ph.D, J: the full stop that follows is theirs
+_OPENING, _CLOSING = "\"'“”‘’«([{", "\"'“”‘’»)]},;:!?.…"  # characters that may precede and follow a word
+_INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]")  # U.S, Ph.D, J: the full stop that follows belongs to them
 
 
 def split_words(text: str) -> list[tuple[int, int]]:  # start and end of each word
-    """Where the words of a text are: what white space separates, but quotes, brackets and punctuation at the ends of a
-    word are words of their own, as in tagged corpora. Text that is split like that already stays as it is."""
+    """The places of the words of a text. White space separates words; quotes, brackets and punctuation at either end of
+    a word are separate words, as in tagged corpora. A text that is already split in this way does not change."""
     words: list[tuple[int, int]] = []
     for chunk in re.finditer(r"\S+", text):
         opened = chunk[0].lstrip(_OPENING)
@@ -318,7 +319,7 @@ def split_words(text: str) -> list[tuple[int, int]]:  # start and end of each wo
 
 
 def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """A sentence of words as a text, with a space between them, and where each of them is in it."""
+    """The words of a sentence joined by spaces, and the place of each word in this text."""
     ends, end = [], -1
     for word in words:
         end += 1 + len(word)
@@ -327,13 +328,13 @@ def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
 
 
 def spans(text: str, words: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Span]:
-    """The entities of a tagged sentence as pieces of its text, by the strict reading of its tags that scores take."""
+    """The entities of a tagged sentence as pieces of its text. Tags are read strictly, as for scores."""
     found = [(words[first][0], words[end - 1][1], kind) for first, end, kind in sorted(entities(tags))]
     return [Span(start, end, kind, text[start:end]) for start, end, kind in found]
 
 
 def _pieces_by_word(ids: list[int], word_ids: list[int | None], words: int, tokenizer: Any) -> list[list[int]]:
-    """Each word's pieces; a word the tokenizer drops (a lone control character) becomes the unknown token."""
+    """The pieces of each word; a word that the tokenizer drops (a lone control character) becomes the unknown token."""
     pieces: list[list[int]] = [[] for _ in range(words)]
     for token, word in zip(ids, word_ids, strict=True):
         if word is not None:
@@ -343,7 +344,7 @@ def _pieces_by_word(ids: list[int], word_ids: list[int | None], words: int, toke
 
 
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a sentence, read off one word."""
+    """The special tokens that the tokenizer puts before and after a sentence, as seen with a sentence of one word."""
     probe = tokenizer([["a"]], is_split_into_words=True)
     ids, words = probe["input_ids"][0], probe.word_ids(0)
     inside = [i for i, word in enumerate(words) if word is not None]
