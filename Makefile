@@ -3,14 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo docs test test-quick test-cpu test-export test-parallel campaign bench clean
+.PHONY: setup demo docs test types tests test-quick test-cpu test-export test-parallel campaign bench clean
 
 setup: .venv/.setup
 demo: .venv/.setup
 	$(BIN)/bace demo --out demo
 test: .venv/.test
 	$(BIN)/ruff check src tests benchmarks scripts examples
+	$(MAKE) --no-print-directory -j 2 types tests
+types:
 	$(BIN)/mypy
+tests:
 	$(BIN)/pytest -n 2 --dist loadgroup
 # While writing: lint, types, and the tests of the core, of one method of each kind, and of the architecture.
 QUICK := architecture stream memory checkpoint randomness trainer adapters resources documentation readme

@@ -29,6 +29,7 @@ class Features:
 
     modality: Modality = Feature()
     row_start = positions = lengths = None  # a row an example
+    random_views = False
 
     def __init__(self, targets: Tensor, classes: int, width: int) -> None:
         rng = torch.Generator().manual_seed(0)

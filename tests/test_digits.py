@@ -1,4 +1,4 @@
-"""The embedded default: what `bace demo` shows, on one seed."""
+"""The embedded default: what `bace demo` shows, on one seed and half of the digits."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from bace.report import load_runs, summary_rows
 
 def test_demo_ranks_the_methods_and_leaves_runs_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--benchmark", "digits", "--method", "SEQ", "ER", "BaCE", "MTL", "--seeds", "1", "--train.threads", "1"]
+    words += ["--benchmark.train_per_class", "60"]
     assert main(["compare", *words, "--out", str(tmp_path / "demo")]) == 0
     score = {row.method: row.A_last.mean for row in summary_rows(load_runs([tmp_path / "demo"])) if row.A_last}
     assert score["SEQ"] < 40
