@@ -29,7 +29,7 @@ class Features:
 
     modality: Modality = Feature()
     row_start = positions = lengths = None  # a row an example
-    random_views = False
+    random_views = True  # as those of ImageNet's pictures: BaCE's teacher passes replayed examples at every step
 
     def __init__(self, targets: Tensor, classes: int, width: int) -> None:
         rng = torch.Generator().manual_seed(0)

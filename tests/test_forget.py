@@ -97,6 +97,15 @@ def test_a_forgotten_class_may_come_again_as_a_new_one(tiny: Any, modality: str,
     assert bace.Learner.load(tmp_path).predict(x) == learner.predict(x)
 
 
+def test_a_reservoir_with_forgotten_slots_takes_further_classes(tiny: Any) -> None:
+    learner = taught(tiny, "image", "DER++").forget("okapi")
+    assert learner.config is not None
+    size, before = learner.config.memory.size, sum(learner.memory_.values())
+    assert before < size  # though more examples were offered than it can hold
+    learner.partial_fit(*examples(tiny, "image", (4,)))
+    assert before <= sum(learner.memory_.values()) <= size
+
+
 def test_other_classes_are_scored_as_before(tiny: Any) -> None:
     learner = taught(tiny, "image", "ER")
     x, _ = shown_examples(tiny, "image")

@@ -278,6 +278,28 @@ def test_a_batch_of_offers_ends_as_the_same_offers_one_at_a_time(size, offers, c
     assert memory.score.tolist() == [float(i) for i in plain]
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 60])
+def test_offers_to_slots_of_forgotten_examples_fill_them_again(chunk):
+    """Learner.forget leaves a memory that is shorter than its size, though more were offered than it can hold."""
+    size, offered, later = 6, 20, 60
+    memory, rng = Memory(size=size), generator("forgotten")
+    memory.offer_reservoir(torch.arange(offered), 0, torch.zeros(offered, dtype=torch.int64), rng)
+    memory.keep(ids(0, 3))
+    plain: list[int] = memory.examples.tolist()
+    chances = torch.rand(later, generator=generator("later"), dtype=torch.float64).tolist()
+    for i, chance in enumerate(chances, offered):
+        slot = int(chance * (i + 1))
+        if slot < len(plain):
+            plain[slot] = i
+        elif slot < size:
+            plain.append(i)
+    rng = generator("later")
+    for part in torch.arange(offered, offered + later).split(chunk):
+        memory.offer_reservoir(part, 1, part % 3, rng)
+    assert memory.examples.tolist() == plain
+    assert 2 < len(plain) <= size
+
+
 def test_a_reservoir_may_hold_an_example_twice_with_other_notes():
     memory = Memory(size=4)
     memory.offer_reservoir(ids(7, 8), 0, ids(0, 0), RNG, logits=torch.tensor([[1.0], [2.0]]))
@@ -299,6 +321,13 @@ def test_the_notes_of_a_full_reservoir_are_replaced_where_they_are():
     assert max(memory.examples.tolist()) > 3
     expected = [[0.0 if i < 4 else float(i)] * 2 for i in memory.examples.tolist()]
     assert memory.logits.tolist() == expected
+    for i in range(40, 400):  # of a shorter sentence
+        memory.offer_reservoir(ids(i), 0, ids(0), rng, logits=torch.full((1, 1), float(i)))
+    assert memory.logits.data_ptr() == place
+    late = memory.examples >= 40
+    assert late.any()
+    assert memory.logits[late, 0].tolist() == memory.examples[late].tolist()
+    assert memory.logits[late, 1].isnan().all()
 
 
 # -- ring and balanced

@@ -184,3 +184,25 @@ def test_s20_passes_the_memory_through_the_teacher_once_an_epoch_if_its_views_re
     task, *memory = [len(one.batch) for one in passes if one.model is ready.teacher][::-1]
     assert (task, memory) == (len(ready.stream[1].train), [] if each_step else [len(ready.memory.examples.unique())])
     assert counted(tiny, "image", ready)["teacher"] == each_step
+
+
+@pytest.mark.parametrize(("rule", "once"), [("distil", True), ("label", False)])
+def test_s20_without_matching_passes_the_memory_only_if_replayed_o_words_are_distilled(
+    tiny: Any, rule: str, once: bool
+) -> None:
+    settings = {"memory.size": 4, "train.replay_o": rule}
+    ready = at_task(tiny, "token", {"name": "bace", "lambda_mse": 0.0}, **settings)
+    assert bool(len(ready.remembered_rows)) == once
+    assert counted(tiny, "token", ready)["teacher"] == []
+
+
+@pytest.mark.parametrize("method", [{}, {"teacher_head": "all"}, {"lambda_mse": 0.0}], ids=str)
+def test_s20_gives_every_row_of_a_replayed_sentence_the_live_teachers_logits(tiny: Any, method: dict[str, Any]) -> None:
+    ready = at_task(tiny, "token", {"name": "bace", **method}, **{"memory.size": 4})
+    replay = ready.replay()
+    once = ready.teacher_logits(replay)
+    assert len(ready.remembered_rows)
+    ready.remembered_rows = ready.remembered_rows[:0]
+    live = ready.teacher_logits(replay)
+    assert live.shape[1] == (ready.now.seen if "teacher_head" in method else ready.now.known)
+    torch.testing.assert_close(once, live, rtol=1e-8, atol=1e-10)

@@ -115,11 +115,10 @@ class Memory(ElasticBuffers):
         """Overwrite these slots; a slot that is given twice takes the later example."""
         self.examples[slots], self.task[slots], self.group[slots] = examples, task, group
         for name, new in notes.items():
-            old = getattr(self, name).to(new.device)
-            if old.shape[1:] != new.shape[1:] or old.dtype != new.dtype:
-                both = _cat_wider(old, new)
-                old, new = both[: len(self)], both[len(self) :].clone()
-            old[slots] = new  # in place: the logits of a large memory are not copied at every step
+            old = getattr(self, name)
+            shape = _wider(old, new)
+            old = _padded(old.to(new.device, torch.promote_types(old.dtype, new.dtype)), shape)
+            old[slots] = _padded(new, shape)  # in place: the logits of a large memory are not copied at every step
             self.note(name, old)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:  # (count,) slots
@@ -150,18 +149,24 @@ class Memory(ElasticBuffers):
     def offer_reservoir(
         self, examples: Tensor, task: int, group: Tensor, generator: torch.Generator, **notes: Tensor
     ) -> None:
-        """Vitter's reservoir: after n offers each of them is kept with probability size/n."""
+        """Vitter's reservoir: after n offers each of them is kept with probability size/n. Slots that were forgotten
+        are free, and an offer to one of them is appended."""
         count = int(self.seen) + torch.arange(1, len(examples) + 1)  # offers so far, including this one
         chance = torch.rand(len(examples), generator=generator, dtype=torch.float64)
         slot = torch.where(count <= self.size, count - 1, (chance * count).long())
         self.seen += len(examples)
-        grown = count <= self.size
-        if grown.any() or not len(self):  # else nothing is added, and all notes are there
-            self.add(examples[grown], task, group[grown], **{k: v[grown] for k, v in notes.items()})
         # if several offers go to one slot, the last wins, as if they had come one at a time
-        taken = torch.nonzero(~grown & (slot < self.size)).flatten().tolist()
-        last = torch.tensor(list({int(slot[i]): i for i in taken}.values()), dtype=torch.int64)
-        self.put(slot[last], examples[last], task, group[last], **{k: v[last] for k, v in notes.items()})
+        last: dict[int, int] = {}  # slot -> the offer that it ends with
+        before = length = len(self)
+        for i in torch.nonzero(slot < self.size).flatten().tolist():
+            own = min(int(slot[i]), length)  # the next free one
+            last[own], length = i, max(length, own + 1)
+        added = torch.tensor([i for own, i in last.items() if own >= before], dtype=torch.int64)
+        if len(added) or not before:  # else all notes are there
+            self.add(examples[added], task, group[added], **{k: v[added] for k, v in notes.items()})
+        old = {own: i for own, i in last.items() if own < before}
+        slots, put = (torch.tensor(list(ids), dtype=torch.int64) for ids in (old.keys(), old.values()))
+        self.put(slots, examples[put], task, group[put], **{k: v[put] for k, v in notes.items()})
 
     def offer_ring(self, examples: Tensor, task: int, group: Tensor, quota: int) -> None:
         """First in, first out, with `quota` slots for each group."""
@@ -253,12 +258,17 @@ def _rank(owner: Tensor) -> Tensor:
 
 def _cat_wider(old: Tensor, new: Tensor) -> Tensor:
     """The slots of `old`, then those of `new`; in every other dimension the smaller is padded with NaN."""
-    if old.shape[1:] != new.shape[1:]:
-        shape = [max(sizes) for sizes in zip(old.shape[1:], new.shape[1:], strict=True)]
-        old, new = (_padded(x, shape) for x in (old, new))
-    return torch.cat([old, new])
+    shape = _wider(old, new)
+    return torch.cat([_padded(old, shape), _padded(new, shape)])
+
+
+def _wider(old: Tensor, new: Tensor) -> list[int]:
+    """The larger size of both in every dimension after the first."""
+    return [max(sizes) for sizes in zip(old.shape[1:], new.shape[1:], strict=True)]
 
 
 def _padded(x: Tensor, shape: list[int]) -> Tensor:
+    """Padded with NaN to this shape; the same tensor if it has the shape."""
     room = [size - own for own, size in zip(x.shape[1:], shape, strict=True)]
-    return F.pad(x, [side for size in reversed(room) for side in (0, size)], value=math.nan)  # last dimension first
+    sides = [side for size in reversed(room) for side in (0, size)]  # last dimension first
+    return F.pad(x, sides, value=math.nan) if any(room) else x

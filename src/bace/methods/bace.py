@@ -170,7 +170,9 @@ class BaCE(HoldOut):
     def teach_memory(self) -> None:
         """Pass the memory through the teacher once, if its views repeat and steps draw more examples than it has."""
         self.remembered_rows = NO_IDS
-        if self.teacher is not None and self.lambda_mse and self.replay_repeats:
+        hides = self.stream.background is not None and self.training_settings.replay_o == "distil"
+        read = self.lambda_mse or (self.distils and hides)  # the logits of all rows, or of replayed O rows
+        if self.teacher is not None and read and self.replay_repeats:
             examples = self.memory.examples.unique()
             if len(examples) < self.now.steps * self.replay_size:
                 self.remembered_rows = self.stream.rows_of(examples)[0]
