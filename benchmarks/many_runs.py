@@ -25,7 +25,7 @@ def seconds(seeds: int, *words: str) -> float:
 
 
 def bars(tiny: bool) -> dict[str, Bar]:
-    seeds, few = (1, ["--train.epochs", "1"]) if tiny else (2, [])
+    seeds, few = (1, ["--train.epochs", "1"]) if tiny else (3, [])
     one, two = seconds(seeds, *few), seconds(seeds, "--workers", "2", *few)
     return {"one worker of two threads over two workers of one": Bar(one / two, 1.6, least=True)}
 

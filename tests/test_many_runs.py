@@ -22,7 +22,7 @@ from bace.experiments.cells import Cell, run_here
 from bace.experiments.on_slurm import run_on_slurm
 from bace.experiments.run_folder import locked
 from bace.experiments.schedule import run_cells
-from bace.experiments.workers import run_in_processes
+from bace.experiments.workers import expected_passes, run_in_processes
 from bace.progress import Board
 
 pytestmark = pytest.mark.xdist_group("many runs")  # they start processes
@@ -54,6 +54,12 @@ def content(folder: Path) -> dict[str, Any]:
 
 def contents(out: Path) -> dict[str, Any]:
     return {folder.name: content(folder) for folder in sorted(out.iterdir()) if folder.is_dir()}
+
+
+def test_workers_begin_with_the_longest_runs(tiny: Any, tmp_path: Path) -> None:
+    planned = cells(tiny, tmp_path, "SEQ", "MTL", "ER", "BaCE", "SLDA")
+    in_order = sorted(planned, key=expected_passes, reverse=True)
+    assert [cell.name for cell in in_order] == ["MTL", "BaCE", "ER", "SEQ", "SLDA"]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The small memory of old examples: slots of (example id, task, group, rank) and notes of a method about them.
 
-The quota counts groups: classes, or entity types. The memory copies no pixels, and augmentation is always fresh.
+The quota counts groups: classes, or entity types. The memory copies no pixels.
 """
 
 import math

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from bace.errors import InUse, Stopped
+from bace.errors import BaceError, InUse, Stopped
 from bace.experiments.cells import LOOK_AGAIN, Cell, Failures, attempt
 from bace.experiments.run import stop_signals
 from bace.experiments.run_folder import is_begun
+from bace.methods import find_method
 from bace.models.frozen_prefix import PrefixCaches
 from bace.progress import Board
 
@@ -74,7 +75,7 @@ def run_in_processes(cells: Sequence[Cell], workers: int | None, shown: Board) -
     workers = workers or 1
     threads = max(1, torch.get_num_threads() // workers)
     failed: Failures = {}
-    waiting = deque(cells)
+    waiting = deque(sorted(cells, key=expected_passes, reverse=True))  # no long run is left for the end
     with stop_signals() as stopping, _ended() as crew:
         crew += [Worker(threads) for _ in range(min(workers, len(cells)))]
         while waiting or any(worker.cell for worker in crew):
@@ -90,6 +91,18 @@ def run_in_processes(cells: Sequence[Cell], workers: int | None, shown: Board) -
             if number := stopping():
                 raise Stopped(number, None)
     return failed
+
+
+def expected_passes(cell: Cell) -> float:
+    """The relative length of a run, as far as its method tells: the passes of a new example and of a replayed one in
+    all epochs. Joint training learns all data again at every task."""
+    settings = {key: value for key, value in cell.config.method.items() if key != "name"}
+    try:
+        method = find_method(str(cell.config.method["name"]))(**settings)
+    except BaceError:  # the run will say what is wrong
+        return 0.0
+    tasks = 5 if method.licence == "past" and not settings.get("only_last") else 1
+    return tasks * (method.cost.new + method.cost.replayed) * (method.cost.epochs or cell.config.train.epochs)
 
 
 def listen(worker: Worker, waiting: deque[Cell], failed: Failures, shown: Board) -> None:
