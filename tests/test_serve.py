@@ -1,5 +1,6 @@
 """`bace serve` offers a model over HTTP; tests use real sockets, and a real browser if one is installed."""
 
+import asyncio
 import base64
 import http.client
 import io
@@ -24,13 +25,14 @@ import pytest
 import uvicorn
 from browser import CHROMIUM, Page, browser
 from checks import shown_examples, training_examples
+from fastapi import Request
 from PIL import Image
 
 import bace
 from bace.cli.main import main
 from bace.errors import DataError
 from bace.serving.batching import Batcher, Overloaded
-from bace.serving.examples import MOST_LETTERS, Limits
+from bace.serving.examples import MOST_LETTERS, Held, Limits, Refused, read_body
 from bace.serving.served import Served, Watched
 from bace.serving.server import LOOPBACK, listen, make_app, own_names
 
@@ -652,3 +654,24 @@ def test_a_served_model_answers_with_the_names_as_they_were_given(tiny: Any) -> 
     learner = bace.Learner("slda", **kept).partial_fit(x, [7] * (len(x) // 2) + [8] * (len(x) - len(x) // 2))
     model = Served(learner, 1, "now")
     assert model.answer(np.array([0.25, 0.75]), None, 1)["top"] == [{"class": 8, "probability": 0.75}]
+
+
+def test_a_body_that_does_not_arrive_is_refused_and_its_bytes_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bace.serving.examples.UPLOAD", 0.05)
+    held = Held(100)
+    parts = iter([{"type": "http.request", "body": b"half of", "more_body": True}])
+
+    async def receive() -> dict[str, Any]:
+        if part := next(parts, None):
+            return part
+        await asyncio.sleep(60)  # the client says nothing more
+        raise AssertionError
+
+    async def answer() -> None:
+        with held.request() as take:
+            await read_body(Request({"type": "http", "headers": []}, receive), 50, take)
+
+    with pytest.raises(Refused, match=r"did not arrive within 0\.05 seconds") as refused:
+        asyncio.run(answer())
+    assert refused.value.status == 408
+    assert held.bytes == 0

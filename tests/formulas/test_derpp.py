@@ -221,14 +221,16 @@ def test_with_a_teacher_the_memory_is_herded_as_in_er(tiny: Any) -> None:
 
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_with_a_teacher_and_unit_weights_it_is_bace_without_its_new_effects(tiny: Any, modality: str) -> None:
-    """Texts and entities in other batches: BaCE's teacher passes the memory once an epoch."""
+    """Texts are the same up to rounding: BaCE's teacher passes the memory once an epoch, in other batches."""
     reduced = {"name": "bace", "W0": 1.0, "alpha": 0.0, "beta": 1.0}
     one, other = (
         bace.run(tiny.settings(modality, method=m)) for m in (derpp(logits="teacher", alpha=1.0, beta=1.0), reduced)
     )
     assert one.matrix == other.matrix
-    expected = weights(other.method.model)
-    for name, value in weights(one.method.model).items():
+    found, expected = weights(one.method.model), weights(other.method.model)
+    if modality == "image":
+        assert_equal_bits(found, expected)
+    for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-11, msg=name)
 
 

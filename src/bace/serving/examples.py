@@ -1,5 +1,6 @@
 """The examples of a request are read, limited and checked before they join the examples of other requests."""
 
+import asyncio
 import base64
 import binascii
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -44,6 +45,9 @@ class Limits:
     total: int = 256 * 1024**2
 
 
+UPLOAD = 60.0  # seconds that a body may take to arrive: what has arrived is held, and others wait for its room
+
+
 class Held:
     """Counts the bytes of all bodies from their arrival to the answer. Only the thread of the event loop uses it.
 
@@ -79,11 +83,19 @@ async def read_body(request: Request, most: int, take: Callable[[int], None]) ->
     too_large = Refused(413, f"the body has more than {most:,} bytes: send fewer or smaller examples at a time")
     if int(request.headers.get("content-length", "0")[:18]) > most:  # the HTTP parser has checked that it is a number
         raise too_large
-    async for part in request.stream():
-        take(len(part))
-        body += part
-        if len(body) > most:
-            raise too_large
+
+    async def arrive() -> None:
+        async for part in request.stream():
+            take(len(part))
+            body.extend(part)
+            if len(body) > most:
+                raise too_large
+
+    try:
+        await asyncio.wait_for(arrive(), UPLOAD)
+    except asyncio.TimeoutError:
+        said = f"the body did not arrive within {UPLOAD:g} seconds: send fewer or smaller examples at a time"
+        raise Refused(408, said) from None
     return bytes(body)
 
 
