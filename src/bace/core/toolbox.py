@@ -60,8 +60,11 @@ class Toolbox(ElasticBuffers):
         """A batch drawn uniformly, with replacement, from memory; None while it is empty."""
         if not self.replay_size:
             return None
-        view = self.now.view(0 if self.replay_repeats else draw)
-        return self.stream.batch(self.memory.examples[self.replayed_slots(draw)], view=view)
+        return self.stream.batch(self.memory.examples[self.replayed_slots(draw)], view=self.replay_view(draw))
+
+    def replay_view(self, draw: int = 1) -> int:
+        """The key of the view in which a draw from memory is shown."""
+        return self.now.view(0 if self.replay_repeats else draw)
 
     @property
     def replay_repeats(self) -> bool:

@@ -81,8 +81,7 @@ class AGEM(Method):
         if not len(self.memory) or not self.reference_size:
             return None
         slots = torch.randperm(len(self.memory), generator=self.now.rng("reference"))[: self.reference_size]
-        fresh = self.training_settings.buffer_view == "fresh"
-        return self.stream.batch(self.memory.examples[slots], view=self.now.view(int(fresh)))
+        return self.stream.batch(self.memory.examples[slots], view=self.replay_view())
 
 
 @torch.no_grad()
