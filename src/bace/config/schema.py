@@ -22,8 +22,8 @@ class Training:
         bucketing: put texts of similar lengths into a training batch, so that less is padded (texts and entities).
             Prediction always does this.
         replay_ratio: the share of a batch that is drawn from memory; 0 replays nothing.
-        replay_o: how words labelled O in replayed sentences are learned: as class 0 (`label`), or only from the
-            method's teacher, if it has one (`distil`).
+        replay_o: how words labelled O in replayed sentences are learned by methods that leave those of new sentences to
+            their teacher: as class 0 (`label`), or also from the teacher (`distil`). Others learn them as class 0.
         buffer_view: show a replayed example in a new random view at each draw (`fresh`), or in one view per epoch.
         optimiser: the default is "sgd" for pictures and "adamw" for texts and entities.
         lr: the learning rate of the encoder.

@@ -26,7 +26,7 @@ class Toolbox(ElasticBuffers):
     """The parts of a method that the run attaches, and the tools that work on them."""
 
     uses_memory: ClassVar[bool] = False
-    learns_o: ClassVar[bool] = True  # entities: words labelled O in a later task's sentences are learned as class 0
+    learns_o: ClassVar[bool] = True  # words labelled O in later tasks are learned as class 0, not from a teacher
 
     model: Model
     teacher: Model | None
@@ -82,15 +82,13 @@ class Toolbox(ElasticBuffers):
 
     def labelled(self, labels: Tensor, new: int) -> Tensor:  # (rows,) class ids -> (rows,) bool, both on the CPU
         """Which rows are learned from their labels, where the first `new` rows are new and the others are replayed.
-        After the first task, words labelled O may hide entities of other tasks: the method decides about them in new
-        sentences (`learns_o`), and `train.replay_o` in replayed ones. All other rows are learned."""
+        After the first task, words labelled O may hide entities of other tasks. A method that leaves them to its
+        teacher (`learns_o = False`) leaves them out in new sentences and, with `train.replay_o=distil`, in replayed
+        ones. All other rows are learned."""
         rows = torch.ones(len(labels), dtype=torch.bool)
-        if self.stream.background is not None and self.now.known:
-            entity = labels != self.stream.background
-            if not self.learns_o:
-                rows[:new] = entity[:new]
-            if self.training_settings.replay_o == "distil":
-                rows[new:] = entity[new:]
+        if self.stream.background is not None and self.now.known and not self.learns_o:
+            taught = len(labels) if self.training_settings.replay_o == "distil" else new
+            rows[:taught] = labels[:taught] != self.stream.background
         return rows
 
     def remember(self, task: Task) -> None:

@@ -36,8 +36,7 @@ class AGEM(Method):
     card = Card(
         mechanism="gradient projected so that the loss on memory does not rise",
         besides="min(`reference_size`, memory) examples are replayed in each step",
-        o_rows="O is learned as class 0 with cross-entropy; in the reference gradient, O rows are treated in the same "
-        "way or left out (`train.replay_o`)",
+        o_rows="O is learned as class 0 with cross-entropy, also in the reference gradient",
         reading="The soft-max spans all seen classes. The memory is herded and filled at the end of a task. SGD has "
         "no momentum, and its learning rate is raised so that steps are as long as those of other methods with "
         "momentum. With `step=plain` they are a tenth as long, which forgets less because it learns less. Clipping "
@@ -69,9 +68,7 @@ class AGEM(Method):
         if reference is None:
             return
         moving = [p for p in self.model.parameters() if p.grad is not None]
-        labelled = self.labelled(self.labels(reference), new=0)
-        logits = self.model(reference, name="reference").logits
-        loss = F.cross_entropy(logits[labelled], reference.targets[labelled])
+        loss = F.cross_entropy(self.model(reference, name="reference").logits, reference.targets)
         # without backward(), because .grad holds g
         g_ref = ranks.mean(torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True))
         project([p.grad for p in moving if p.grad is not None], g_ref)

@@ -40,9 +40,8 @@ class BiC(HoldOut, ER):
     cost = Passes(4, 4, task=1)
     card = Card(
         mechanism="replay; distillation; scale and shift of the new logits, fitted on held-out examples",
-        o_rows="O is class 0, an old class: it is learned with cross-entropy (`train.replay_o` decides for replayed "
-        "sentences) and distilled, but never scaled; the balanced set takes as many words of each tag as the rarest "
-        "tag has",
+        o_rows="O is class 0, an old class: it is learned with cross-entropy and distilled, but never scaled; the "
+        "balanced set takes as many words of each tag as the rarest tag has",
         stages=("main", "bias"),
         replay="concat",
         reading="Only the latest pair is active, as in the original (`corrections`). Both terms are sums of a mean "

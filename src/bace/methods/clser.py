@@ -41,8 +41,7 @@ class CLSER(ER):
     card = Card(
         mechanism="replay; matching of the logits of the better of two averaged networks on memory",
         besides="one pass over the weights for each average",
-        o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "
-        "or left out (`train.replay_o`); all rows of a replayed sentence are matched",
+        o_rows="O is learned as class 0 with cross-entropy, also in replayed sentences, all rows of which are matched",
         reading="The memory is herded instead of a reservoir, and the averaging rates suit short tasks. The averaged "
         "networks are always in eval mode, and new head rows start equal in all three networks. The stable network "
         "predicts, also in forward transfer; the others are scored beside it.",

@@ -35,8 +35,7 @@ class DERpp(ER):
     takes_known = True
     card = Card(
         mechanism="replay; matching of past logits on memory",
-        o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "
-        "or left out (`train.replay_o`); all rows of a replayed sentence are matched",
+        o_rows="O is learned as class 0 with cross-entropy, also in replayed sentences, all rows of which are matched",
         reading="The weights are the original's for CIFAR-10 with 500 slots. With `logits=teacher`, the reading of "
         "BaCE's authors, the weights are theirs. The reservoir is offered every example of every step, so replay "
         "starts in the first task (beside a whole batch). Logits are matched after scaling, over the columns that "

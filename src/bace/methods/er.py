@@ -29,8 +29,7 @@ class ER(Method):
     takes_known = True
     card = Card(
         mechanism="replay",
-        o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "
-        "or left out (`train.replay_o`)",
+        o_rows="O is learned as class 0 with cross-entropy, also in replayed sentences",
         replay="batch",
         reading="The memory is herded. A separate batch is drawn from it at each step, and the loss is a sum of two "
         "means. `mode` and `reduction` offer the alternatives; the authors use `joint`. Methods built on ER multiply "

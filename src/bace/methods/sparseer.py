@@ -28,8 +28,7 @@ class SparseER(Method):
     card = Card(
         mechanism="replay in one step of a hundred",
         besides="one additional step in a hundred",
-        o_rows="O is learned as class 0 with cross-entropy; O rows of replayed sentences are learned in the same way "
-        "or left out (`train.replay_o`)",
+        o_rows="O is learned as class 0 with cross-entropy, also in replayed sentences",
         reading="The memory is herded, stays within the budget and is filled at the end of a task (the original keeps "
         "all examples). A memory step is as large as a batch and comes after the step on new data. Steps are counted "
         "across tasks, as in the original's stream without boundaries, so that short tasks are also followed by "
@@ -57,7 +56,7 @@ class SparseER(Method):
             return
         self.taken += 1
         if int(self.taken) % self.every == 0 and (replay := self.replay()) is not None:
-            yield replay.pick(torch.nonzero(self.labelled(self.labels(replay), new=0)).flatten())
+            yield replay
 
     @property
     def replay_size(self) -> int:
