@@ -25,7 +25,7 @@ from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.methods.more import MORE
-from bace.methods.parts.gaussians import class_gaussians, mahalanobis, shrunk_factor
+from bace.methods.parts.gaussians import class_gaussians, mahalanobis, shrunk_whitening
 
 SMALL = {"name": "more", "latent": 6, "back_epochs": 2, "gate_steps": 0}
 
@@ -140,7 +140,7 @@ def test_distances_are_scipys(tiny: Any) -> None:
     np.testing.assert_allclose(array(covariance), expected, rtol=1e-9, atol=1e-12)
     inverse = np.linalg.inv(0.8 * expected + 0.2 * np.eye(6))
     asked = rng.normal(size=(7, 6))
-    found = array(mahalanobis(torch.tensor(asked), means, shrunk_factor(covariance)))
+    found = array(mahalanobis(torch.tensor(asked), means, shrunk_whitening(covariance)))
     for i, h in enumerate(asked):
         for j, c in enumerate((3, 4, 5)):
             mean = features[targets == c].mean(0)
@@ -151,9 +151,9 @@ def test_a_class_of_one_example_and_a_distance_of_zero_are_finite() -> None:
     feature = torch.tensor([[1.0, 2.0, 3.0]])
     means, covariance = class_gaussians(feature, torch.tensor([0]), range(1))
     assert covariance.count_nonzero() == 0
-    factor = shrunk_factor(covariance)
-    torch.testing.assert_close(factor @ factor.T, 0.2 * torch.eye(3))
-    distance = mahalanobis(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 5.0]]), means, factor)
+    whitening = shrunk_whitening(covariance)
+    torch.testing.assert_close(whitening.T @ whitening, 5 * torch.eye(3))
+    distance = mahalanobis(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 5.0]]), means, whitening)
     assert distance[:, 0].tolist() == pytest.approx([0.0, 2 / math.sqrt(0.2)], abs=1e-5)
 
 
@@ -170,9 +170,18 @@ def test_statistics_are_those_of_the_tasks_own_gates_and_stay_true(tiny: Any) ->
             np.testing.assert_allclose(array(method.means[c]), own.mean(0), atol=1e-5)
             covariances.append(np.cov(own.T))
         shrunk = 0.8 * np.mean(covariances, 0) + 0.2 * np.eye(16)
-        factor = array(method.factors[task.index])
-        np.testing.assert_allclose(factor @ factor.T, shrunk, atol=1e-5)
+        whitening = array(method.whitening[task.index])
+        np.testing.assert_allclose(np.linalg.inv(whitening.T @ whitening), shrunk, atol=1e-5)
         assert np.abs(covariances).max() > 0.01
+
+
+def test_a_model_of_version_0_1_which_saved_the_factors_themselves_predicts_the_same(tiny: Any) -> None:
+    method = learned(tiny)
+    saved, expected = method.state_dict(), method.predict(shown(method))
+    saved["factors"] = torch.linalg.inv(saved.pop("whitening"))
+    method.whitening = method.whitening[:0]
+    method.load_state_dict(saved)
+    torch.testing.assert_close(method.predict(shown(method)), expected)
 
 
 # -- back-updates
@@ -259,8 +268,8 @@ def test_scores_are_softmaxes_without_their_last_column_weighed_by_nearness(tiny
         features, logits = under(method, t, batch)
         part = softmax(logits / 2)[:, : len(classes)]
         if distance:
-            factor = array(method.factors[t])
-            inverse = np.linalg.inv(factor @ factor.T)
+            whitening = array(method.whitening[t])
+            inverse = whitening.T @ whitening
             means = array(method.means)
             near = [[20 / scipy_mahalanobis(h, means[c], inverse) for c in classes] for h in features]
             part = part * np.max(near, 1)[:, None]

@@ -166,8 +166,8 @@ def test_scores_are_within_task_times_task_times_relative_nearness(tiny: Any, mo
         features, logits, others = under(method, t, batch)
         within.append(softmax(logits[:, : len(classes)] / 5))
         between.append(softmax(others / 5)[:, : len(classes)].max(1))
-        factor, means = array(method.factors[t]), array(method.means)
-        inverse = np.linalg.inv(factor @ factor.T)
+        whitening, means = array(method.whitening[t]), array(method.means)
+        inverse = whitening.T @ whitening
         near.append([max(1 / mahalanobis(h, means[c], inverse) for c in classes) for h in features])
     share = np.array(near) / np.sum(near, 0)
     expected = [w * b[:, None] * n[:, None] for w, b, n in zip(within, between, share, strict=True)]

@@ -16,7 +16,7 @@ from bace.core.stream import Task
 from bace.data.batch import NO_IDS, Batch
 from bace.errors import ConfigError
 from bace.methods.hat import HAT
-from bace.methods.parts.gaussians import class_gaussians, mahalanobis, shrunk_factor
+from bace.methods.parts.gaussians import class_gaussians, inverse_factor, mahalanobis, shrunk_whitening
 from bace.models.heads import LinearHead
 from bace.models.model import Model
 from bace.randomness import generator
@@ -60,7 +60,7 @@ class MORE(HAT):
         "those of the first task).",
     )
     means: Tensor  # (classes, width) mean features under the gates of the class's own task
-    factors: Tensor  # (tasks, width, width) L, lower triangular, with L L^T = 0.8 Sigma_t + 0.2 I
+    whitening: Tensor  # (tasks, width, width) W, lower triangular, with (W^T W)^-1 = 0.8 Sigma_t + 0.2 I
 
     def __init__(
         self,
@@ -86,8 +86,14 @@ class MORE(HAT):
     def build(self, model: Model) -> Model:
         width = model.encoder.width
         self.register_buffer("means", torch.zeros(0, width))
-        self.register_buffer("factors", torch.zeros(0, width, width))
+        self.register_buffer("whitening", torch.zeros(0, width, width))
         return super().build(model)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Version 0.1 saved L itself."""
+        if (factors := state_dict.pop(f"{prefix}factors", None)) is not None:
+            state_dict[f"{prefix}whitening"] = inverse_factor(factors)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     @property
     def extra(self) -> int:
@@ -112,7 +118,7 @@ class MORE(HAT):
             features = self.outputs(examples).features
         means, covariance = class_gaussians(features, self.stream.labels(examples)[1], task.classes)
         self.means = torch.cat([self.means, means.to(self.means)])
-        self.factors = torch.cat([self.factors, shrunk_factor(covariance)[None].to(self.factors)])
+        self.whitening = torch.cat([self.whitening, shrunk_whitening(covariance)[None].to(self.whitening)])
 
     # -- updating heads
 
@@ -185,7 +191,7 @@ class MORE(HAT):
     def nearness(self, task: int, features: Tensor) -> Tensor:  # (rows, width) -> (rows, 1)
         """max_y 1 / MD(h; mu_y, Sigma_t) over the task's classes."""
         own = self.stream[task].classes
-        distance = mahalanobis(features, self.means[own.start : own.stop], self.factors[task])
+        distance = mahalanobis(features, self.means[own.start : own.stop], self.whitening[task])
         return 1 / distance.amin(1, keepdim=True).clamp(min=1e-6)
 
     @torch.inference_mode()

@@ -104,21 +104,28 @@ def class_gaussians(
     return torch.stack(means), torch.stack(covariances).mean(0)
 
 
-def shrunk_factor(
+def shrunk_whitening(
     covariance: Tensor,  # (width, width)
     kept: float = 0.8,
 ) -> Tensor:  # (width, width) lower triangular
-    """The Cholesky factor L of kept Sigma + (1 - kept) I, which is regular even with fewer rows than dimensions."""
+    """W = L^-1 with L L^T = kept Sigma + (1 - kept) I, which is regular even with fewer rows than dimensions."""
     identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    factor: Tensor = torch.linalg.cholesky(kept * covariance + (1 - kept) * identity)
-    return factor
+    return inverse_factor(torch.linalg.cholesky(kept * covariance + (1 - kept) * identity))
+
+
+def inverse_factor(factor: Tensor) -> Tensor:  # (..., width, width) -> (..., width, width), both lower triangular
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
+    return inverse
 
 
 def mahalanobis(
     features: Tensor,  # (rows, width)
     means: Tensor,  # (classes, width)
-    factor: Tensor,  # (width, width) L with L L^T = Sigma
+    whitening: Tensor,  # (width, width) W with W^T W = Sigma^-1
 ) -> Tensor:  # (rows, classes)
-    """MD = sqrt((h - mu)^T Sigma^-1 (h - mu)) = |L^-1 h - L^-1 mu|."""
-    rows, centres = (torch.linalg.solve_triangular(factor, x.T, upper=False).T for x in (features, means))
-    return torch.cdist(rows, centres, compute_mode="donot_use_mm_for_euclid_dist")  # exact for small distances
+    """MD = sqrt((h - mu)^T Sigma^-1 (h - mu)) = |W h - W mu|."""
+    # not by cdist, which ONNX does not have, nor by products, which are inexact for small distances
+    rows, centres = features @ whitening.T, means @ whitening.T
+    distances: Tensor = (rows[:, None] - centres).norm(dim=2)
+    return distances
