@@ -29,7 +29,7 @@ def standing(tiny: Any, modality: str, **options: Any) -> Any:
         features = torch.from_numpy(features_of(method.model.encoder, some_of_all(method)))
         for key, mean in zip(method.model.prompts.keys, (features[:2].mean(0), features[2:].mean(0)), strict=True):
             key.copy_(mean - features.mean(0))
-        method.model.head.blocks[1].copy_(torch.randn(2, 16, generator=rng))  # rows of zeros would pass no gradient on
+        method.model.head.blocks[1].copy_(torch.randn(2, 16, generator=rng))  # rows of zeros would stop the gradient
     method.zero_grad()
     return method
 
