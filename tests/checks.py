@@ -302,7 +302,7 @@ def counted_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: 
         straight_run(tiny, method, modality, folder / "straight")
     late = {steps[2 * len(steps) // 3] for steps in steps_of.values()}
     if modality == min(find_method(short(method)["name"]).modalities):
-        # early and late steps of every stage; the other points in the last tasks
+        # an early step, and late steps in every stage; the other points in the last tasks
         points = {kind: {"step": {2, *late}, "task": {n - 1}}.get(kind, {n - 1, n}) - {0} for kind, n in met.items()}
     else:  # on further modalities, to keep the suite within minutes: late in every stage, and in the last task
         points = {kind: late if kind == "step" else {n} if kind == "finish" else set() for kind, n in met.items()}

@@ -30,7 +30,7 @@ def steps_watched(settings: dict[str, object]) -> Device:
     return device
 
 
-# Methods that must read values, and the values.
+# Methods that must read values, the file that reads them, and the reason.
 EXCEPTIONS = {
     "CFNER": "cfner.py",  # which O words have neighbours depends on how certain the network is of them
     "IDBR": "idbr.py",  # the lengths of the texts after their halves were exchanged

@@ -1,5 +1,4 @@
-"""Parts shared by campaigns: a process with everything imported, which forks a child for each case, and reference
-runs."""
+"""Campaigns share a process with everything imported, which forks a child for each case, and reference runs."""
 
 import contextlib
 import io

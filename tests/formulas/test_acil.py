@@ -1,5 +1,5 @@
-"""ACIL's solution after each batch is compared with joint ridge regression in numpy, for any order of tasks. One update
-is compared with hand-computed numbers."""
+"""ACIL's solution after each batch is compared with joint ridge regression in numpy, in any order of tasks, and one
+update with hand-computed numbers."""
 
 from typing import Any
 

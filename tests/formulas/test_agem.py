@@ -1,6 +1,6 @@
 """A-GEM's projection is compared with hand-computed numbers and, on separately computed gradients of the real network,
-with numpy. The loss on memory is checked by finite differences. Tests check which examples the reference is drawn from.
-Where nothing conflicts, A-GEM equals SEQ bit for bit."""
+with numpy. The loss on memory is checked by finite differences. Tests check what the reference is drawn from. Where
+nothing conflicts it equals SEQ bit for bit."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def held(method: Any) -> Array:
         ([[3.0, 1.0]], [[-1.0, 1.0]], [[2.0, 2.0]]),  # -2 / 2
         ([[1.0], [-4.0]], [[1.0], [1.0]], [[2.5], [-2.5]]),  # one vector in two tensors: -3 / 2
         ([[1.0], [-4.0]], [[5.0], [1.0]], [[1.0], [-4.0]]),  # 5 - 4 > 0, although the second tensors conflict
-        ([[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]),  # 0 is no conflict
+        ([[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]),  # 0 is not a conflict
         ([[1.0, 2.0]], [[0.0, 0.0]], [[1.0, 2.0]]),  # the memory gives no gradient
         ([[-1.0, -2.0]], [[1.0, 2.0]], [[0.0, 0.0]]),
     ],

@@ -1,6 +1,6 @@
-"""The losses of SEQ, MTL and ER are compared with numpy. Tests count the examples that each method sees over whole
-runs, and check where its weights start and which stay unchanged. Equalities (ER without replay is SEQ) hold bit for
-bit."""
+"""The losses of SEQ, MTL and ER are compared with numpy. The examples that each method sees are counted over whole
+runs, and its weights show where it starts and what it leaves unchanged. Equalities (ER without replay is SEQ) hold bit
+for bit."""
 
 from collections import Counter
 from typing import Any

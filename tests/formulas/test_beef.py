@@ -1,6 +1,6 @@
 """The expansion, energy and fusion losses are compared with numpy, the sampler with finite differences, and folding
-with the formula of the parts. Tests check bit for bit which weights each stage may change. On one task without energy,
-BEEF equals SEQ bit for bit."""
+with the formula of the parts. Tests check bit for bit which weights each stage may change. On one task without energy
+it equals SEQ bit for bit."""
 
 import dataclasses
 from collections import Counter

@@ -1,6 +1,6 @@
 """The first stage is compared with numpy and, with identity pairs, equals a separate implementation of ER with
-distillation bit for bit. The second stage is compared with 200 steps in numpy and checked by its convexity. The
-examples of the balanced set are counted."""
+distillation bit for bit. The second stage is compared with 200 steps of numpy and checked by its convexity. The
+balanced set is counted."""
 
 import math
 from collections import Counter

@@ -1,6 +1,6 @@
 """CFNER's joint predictions of entities, and of O words taken for old entities, are compared with brute force in numpy
-(neighbours, groups, curriculum, weight). Tests check the head that it freezes and imprints. Without its terms, CFNER
-equals ExtendNER bit for bit."""
+(neighbours, groups, curriculum, weight). Tests check the head that it freezes and imprints. Without its terms it equals
+ExtendNER bit for bit."""
 
 import dataclasses
 from pathlib import Path

@@ -1,6 +1,6 @@
 """CLS-ER's targets and loss are compared with numpy. Its averages are compared with closed forms (the plain mean during
-warm-up) and with a recursion in numpy while the head grows. Update frequencies are counted. With lambda = 0, CLS-ER
-equals ER bit for bit."""
+warm-up) and with a recursion in numpy through a growing head. Update frequencies are counted. With lambda = 0 it equals
+ER bit for bit."""
 
 import itertools
 from typing import Any

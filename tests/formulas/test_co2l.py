@@ -1,5 +1,5 @@
 """Co2L's contrast and relations are compared with loops over rows in numpy and with finite differences. Its two views
-are checked by the inputs of the network, and its two stages by the weights that change."""
+and two stages are checked by the inputs of the network and by the weights that move."""
 
 from collections import Counter
 from typing import Any

@@ -1,6 +1,5 @@
 """DDE's neighbours are compared with a brute-force search, its joint prediction, momentum feature and removal with
-numpy and projections, and its gradient with one written out by hand. Without its parts, DDE equals LUCIR bit for
-bit."""
+numpy and projections, and its gradient with one written out by hand. Without its parts it equals LUCIR bit for bit."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""DER++'s two losses are compared with numpy on images and sentences. Tests compare what is stored, and when, with a
+"""DER++'s two losses are compared with numpy on images and sentences. What is stored, and when, is compared with a
 separate record of the reservoir. Special cases equal SEQ, ER and BaCE bit for bit over whole runs. The teacher variant
 resumes exactly."""
 

@@ -1,5 +1,5 @@
 """EEIL's loss, noise, balanced set and second teacher are compared with the equations in numpy, and herding with brute
-force. Tests check the weights between its stages. With both additions off, EEIL equals ER bit for bit."""
+force. Tests check the weights between its stages. With both additions off it equals ER bit for bit."""
 
 from collections import Counter
 from typing import Any

@@ -1,6 +1,6 @@
 """EWC's Fisher information is compared with closed forms of soft-max regression (head, bias and last LayerNorm of the
-real network), and its penalty, gradient and merge over tasks with the equations. Without a penalty, EWC equals SEQ bit
-for bit."""
+real network), and its penalty, gradient and merge over tasks with the equations. Without penalty it equals SEQ bit for
+bit."""
 
 import warnings
 from typing import Any

@@ -1,6 +1,6 @@
 """ExtendNER's loss on new and replayed sentences is compared with numpy, and its gradient for the logits with a closed
 form. Tests check its limits (a teacher that is sure of O, batches of only entities or only O words, no distillation).
-On one task, ExtendNER equals ER bit for bit."""
+On one task it equals ER bit for bit."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 """FeCAM's distances are compared with numpy, from unit features to the pseudo-inverse, and shrinkage and normalisation
-with hand-computed numbers. With the identity as covariance, FeCAM predicts the nearest mean."""
+with hand-computed numbers. With the identity as covariance it predicts the nearest mean."""
 
 from typing import Any
 

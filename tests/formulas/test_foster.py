@@ -1,5 +1,5 @@
 """Losses and class weights are compared with numpy and hand-computed numbers, and herding with brute force. Tests check
-bit for bit which weights each stage may change. On one task, FOSTER equals SEQ bit for bit."""
+bit for bit which weights each stage may change. On one task it equals SEQ bit for bit."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_a_class_counts_as_often_as_an_epoch_shows_it(tiny: Any) -> None:
     assert concat.counts.tolist() == [5, 5, 10, 10]
     separate, _, _ = at_stage(tiny, "image", foster(), "boost")
     assert separate.counts.tolist() == [10, 10, 10, 10]
-    rare, _, _ = at_stage(tiny, "image", foster(), "boost", **{"train.replay_ratio": 0.25})  # 6 and 2, 4 steps
+    rare, _, _ = at_stage(tiny, "image", foster(), "boost", **{"train.replay_ratio": 0.25})  # 4 steps of 6 and 2
     assert rare.counts.tolist() == [4, 4, 10, 10]
 
 

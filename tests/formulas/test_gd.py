@@ -1,5 +1,5 @@
 """GD's three losses are compared with the equations in numpy, and its class weights with counts by hand. Tests check
-which weights each stage may change. Without distillation and without its last stage, GD equals ER bit for bit."""
+which weights each stage may change. Without distillation and last stage it equals ER bit for bit."""
 
 import math
 from typing import Any

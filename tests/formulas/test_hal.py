@@ -1,5 +1,5 @@
 """HAL's look-ahead step is compared with a network that is moved by hand and with finite differences, its anchors with
-a loop over single inputs, and its ring and means with plain lists. With a weight of 0, HAL equals ER with a ring buffer
+a loop over single inputs, and its ring and means with plain lists. With a weight of 0 it equals ER with a ring buffer
 bit for bit."""
 
 import copy
@@ -67,7 +67,7 @@ def test_the_anchor_loss_is_the_squared_change_of_the_anchors_logits_over_one_st
     both = passes[0].batch
     anchors = anchors_of(method)
     z, z_ahead = logits_of(method.model, anchors), logits_of(ahead_of(method, both, 0.3), anchors)
-    assert z.shape == (3, 4)  # anchors of old classes, scores of all
+    assert z.shape == (3, 4)  # anchors of old classes, scores of all classes
     assert len(passes) == 3
     expected = ((z - z_ahead) ** 2).sum(1).mean()
     assert expected > 1e-3

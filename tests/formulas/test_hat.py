@@ -1,5 +1,5 @@
 """HAT's gates, compensated gradients (finite differences), sparsity and scores are compared with numpy. The weights and
-outputs of old tasks stay the same bit for bit in runs with SGD and AdamW with momentum and weight decay. Passes are
+outputs of old tasks stay the same bit for bit in runs with SGD and AdamW under momentum and weight decay. Passes are
 compared with an adapter network without gates whose weights are masked by hand."""
 
 import math

@@ -1,5 +1,5 @@
 """IDBR's loss in ordinary steps and in rounds of replay is compared with numpy, halves of texts with plain Python on
-lists of tokens, rounds with the memory's contents, and the texts nearest to cluster centres with scikit-learn. IDBR
+lists of tokens, rounds with the memory's contents, and the texts nearest to cluster centres with scikit-learn. It
 resumes exactly between rounds."""
 
 import dataclasses

@@ -1,5 +1,5 @@
-"""The training of IL2M equals that of ER bit for bit. The statistics are compared with separate passes over the data,
-and the rescaled scores with hand-computed numbers."""
+"""Training equals ER bit for bit. The statistics are compared with separate passes over the data, and the rescaled
+scores with hand-computed numbers."""
 
 import warnings
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 """IS3's loss and prototypes are compared with numpy, and the gradient of its cross-entropy for each row, bias and
-feature with the closed form. With its factors at 1 and 0, IS3 equals ExtendNER without memory bit for bit."""
+feature with the closed form. With its factors at 1 and 0 it equals ExtendNER without memory bit for bit."""
 
 from typing import Any
 

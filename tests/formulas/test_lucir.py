@@ -1,5 +1,5 @@
 """LUCIR's terms are compared with numpy on all three modalities, its ranking with hand-computed numbers and brute
-force, and its frozen and imprinted rows with their origin. Without its terms, LUCIR equals ER bit for bit."""
+force, and its frozen and imprinted rows with their origin. Without its terms it equals ER bit for bit."""
 
 import math
 from typing import Any

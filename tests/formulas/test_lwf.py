@@ -1,5 +1,5 @@
 """LwF's loss on every modality is compared with the equation in numpy, and its gradient with closed forms (zero at the
-start of a task, zero for new logits, centred logits at high temperature). Without distillation, LwF equals SEQ bit for
+start of a task, zero for new logits, centred logits at high temperature). Without distillation it equals SEQ bit for
 bit."""
 
 from typing import Any
@@ -28,7 +28,7 @@ from bace.methods.lwf import LwF
 
 
 def soft_targets(student: Array, teacher: Array, tau: float) -> float:
-    """KD(z, z'; old, T) = mean_i sum_c -softmax(z'/T)_c log softmax(z_old/T)_c."""
+    """Return KD(z, z'; old, T) = mean_i sum_c -softmax(z'/T)_c log softmax(z_old/T)_c."""
     old = student[:, : teacher.shape[1]]
     return float(-(softmax(teacher / tau) * np.log(softmax(old / tau))).sum(1).mean())
 
@@ -126,7 +126,7 @@ def test_gradient_of_the_old_logits_is_the_difference_of_the_soft_maxes_over_the
 
 
 def test_at_a_high_temperature_it_matches_centred_logits(tiny: Any) -> None:
-    """T^2 (KD - entropy) -> mean over rows of |(z - mean z) - (z' - mean z')|^2 / (2 old)."""
+    """T^2 (KD - entropy) tends to the mean over rows of |(z - mean z) - (z' - mean z')|^2 / (2 old)."""
     method = at_task(tiny, "image", {"name": "lwf", "lambda_kd": 1.0, "tau": 1000.0})
     batch = some(method)
     take_step(method, batch)

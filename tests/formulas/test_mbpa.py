@@ -1,6 +1,6 @@
 """MBPA's adapted heads are compared with Adam and the gradients of both heads in numpy, its adapted networks with a
 loop over a copy of the network, and its neighbours with brute force. Training, and prediction with 0 steps, equal SEQ
-bit for bit. Predictions change nothing, need no data and do not depend on each other."""
+bit for bit. Predictions leave no trace, need no data and do not depend on each other."""
 
 import copy
 import json
@@ -310,7 +310,7 @@ def test_resume_with_the_whole_network_adapted_is_exact(tiny: Any, tmp_path: Pat
 def test_a_sample_is_evaluated_and_said_to_be_one(tiny: Any, tmp_path: Path) -> None:
     method: Any = {**FAST, "adapt": "all", "sample": 7, "steps": 1}
     result = straight_run(tiny, method, "image", tmp_path / "run")
-    assert result.metrics["evaluated"] == [7, 6, 7]  # of 12, 6 and 12
+    assert result.metrics["evaluated"] == [7, 6, 7]  # out of 12, 6 and 12
     assert all((7 * score / 100) == pytest.approx(round(7 * score / 100)) for score in result.matrix[2][::2])
     first, last = (result.method.evaluated(result.method.stream[t]) for t in (0, 2))
     assert len(set(first.tolist())) == 7

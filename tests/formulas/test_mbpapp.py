@@ -1,5 +1,5 @@
 """MBPA++ equals its parents bit for bit over whole runs (Sparse-ER without adaptation, MBPA without replay). Tests
-check the keys and the budget of the shared memory. MBPA++ resumes exactly between two rare steps on memory."""
+check the keys and the budget of the shared memory. It resumes exactly between two rare steps on memory."""
 
 from pathlib import Path
 from typing import Any

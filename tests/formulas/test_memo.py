@@ -1,5 +1,5 @@
 """Features and both cross-entropies are compared with numpy and with a second encoder assembled by hand. Frozen parts
-stay the same bit for bit. On one task, MEMO equals SEQ bit for bit."""
+stay the same bit for bit. On one task it equals SEQ bit for bit."""
 
 import copy
 from typing import Any

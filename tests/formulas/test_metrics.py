@@ -219,7 +219,7 @@ def sentences(types: str) -> st.SearchStrategy[list[list[str]]]:
 
 
 EVERY_OWN = [["B-A", "B-B"]]
-EVERY = [["B-A", "B-B", "B-C", "O", "B-A", "I-A", "O", "O"]]  # so that each type occurs on both sides
+EVERY = [["B-A", "B-B", "B-C", "O", "B-A", "I-A", "O", "O"]]  # each type occurs on both sides
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,5 +1,5 @@
 """MORE's loss with the out-of-distribution label, its back-updates and its scores are compared with numpy, and
-Mahalanobis distances with scipy. Without memory and distances, the whole run equals HAT bit for bit."""
+Mahalanobis distances with scipy. Without memory and distances the whole run equals HAT bit for bit."""
 
 import math
 from typing import Any

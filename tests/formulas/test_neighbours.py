@@ -224,7 +224,7 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_is_larger_than_a_block_of_scores_or_the_features(ties: bool, farthest: bool) -> None:
     rows, width, block, k = 600, 8, 64, 5
     generator = torch.Generator().manual_seed(4)
-    features = torch.randint(0, 2, (rows, width), generator=generator).float()  # 256 points: rows are searched twice
+    features = torch.randint(0, 2, (rows, width), generator=generator).float()  # 256 points, so rows are searched twice
     if not ties:
         features += torch.rand(rows, width, generator=generator)
     with Largest() as largest:

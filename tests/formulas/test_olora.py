@@ -1,5 +1,5 @@
 """O-LoRA's overlap of subspaces is compared with hand-computed numbers and numpy, and its network with merged weights.
-In the first task, O-LoRA equals LoRA, written with torch's own parametrisation of the projections in a plain loop."""
+In the first task it equals LoRA, written with torch's own parametrisation of the projections in a plain loop."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """OWM's projectors are compared with the recursion and the closed-form inverse in numpy, and its updates with the
-inputs that they must not affect (for any optimiser). In the limit of no projection, OWM equals plain fine-tuning bit
-for bit."""
+inputs that they must not affect (for any optimiser). In the limit of no projection it equals plain fine-tuning bit for
+bit."""
 
 from collections.abc import Iterator
 from typing import Any, Literal

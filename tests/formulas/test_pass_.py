@@ -1,5 +1,5 @@
 """PASS's three terms, rotations, prototypes and radius are compared with numpy on the network's own features. On one
-task, PASS equals fine-tuning with four labels per class, bit for bit."""
+task it equals fine-tuning with four labels per class, bit for bit."""
 
 from typing import Any
 

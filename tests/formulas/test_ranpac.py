@@ -1,6 +1,6 @@
 """RanPAC's sums, solution and choice of strength are compared with numpy on the network's own features. Without a
-projection, RanPAC equals ridge regression, and with a fixed strength the split into tasks does not matter. Only its
-first session changes adapters."""
+projection it equals ridge regression, and with a fixed strength the split into tasks does not matter. Only its first
+session changes adapters."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""RDP's prototypes, pseudo labels and the terms of its loss are compared with numpy, and its pseudo and soft labels
-also with hand-computed cases. Tests check which rows are frozen. With its weights at 0 and without pseudo labels, RDP
-equals SEQ with the same head bit for bit."""
+"""RDP's prototypes, pseudo labels and the terms of its loss are compared with numpy, its pseudo and soft labels also
+with cases by hand. Tests check which rows are frozen. With its weights at 0 and without pseudo labels it equals SEQ
+with the same head bit for bit."""
 
 import math
 from typing import Any

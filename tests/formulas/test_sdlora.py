@@ -1,5 +1,5 @@
-"""SD-LoRA's change of the weights is compared with directions and magnitudes merged by hand. With one task, SD-LoRA
-equals LoRA bit for bit. Tests check what a task may change."""
+"""SD-LoRA's change of the weights is compared with directions and magnitudes merged by hand. With one task it equals
+LoRA bit for bit. Tests check what a task may change."""
 
 import copy
 from typing import Any

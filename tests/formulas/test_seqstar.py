@@ -1,6 +1,6 @@
-"""SEQ*'s warm-up equals SEQ's training bit for bit. Tests check what each stage changes: the warm-up alone changes the
-encoder, and later stages change only the rows of the task, so that old logits do not change. The head's loss and its
-AdamW steps are compared with numpy."""
+"""SEQ*'s warm-up equals SEQ's training bit for bit. Tests check what each stage changes: the encoder in the warm-up
+alone, and later only the rows of the task, so that old logits stay as they are. The head's loss and its AdamW steps are
+compared with numpy."""
 
 from typing import Any
 

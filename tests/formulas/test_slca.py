@@ -1,5 +1,5 @@
 """SLCA's Gaussians, alignment loss and rates are compared with numpy and hand-computed numbers. Without alignment and
-with equal rates, SLCA equals SEQ over the new classes bit for bit."""
+with equal rates it equals SEQ over the new classes bit for bit."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 """Sparse-ER's steps are compared with a separate count over whole runs (when memory is replayed, how much of it, how
-uniformly), and its loss with numpy. With rate 0, Sparse-ER equals SEQ bit for bit. It resumes exactly between two rare
+uniformly), and its loss with numpy. With rate 0 it equals SEQ bit for bit. It resumes exactly between two rare
 steps."""
 
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_what_is_replayed_is_drawn_uniformly(tiny: Any) -> None:
     expected = 250 * 8 / len(counts)
     statistic = sum((count - expected) ** 2 / expected for count in counts.values())
     assert len(counts) == 10
-    assert statistic < 27.9  # chi-square with 9 degrees of freedom: exceeded once in a thousand times
+    assert statistic < 27.9  # chi-square with 9 degrees of freedom, exceeded once in a thousand times
     assert np.var(list(counts.values())) > 0
 
 
