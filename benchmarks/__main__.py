@@ -39,7 +39,7 @@ def measured(parts: list[str], tiny: bool) -> tuple[dict[str, Bar], dict[str, st
         print(f"{time.strftime('%H:%M:%S')} {part}", file=sys.stderr, flush=True)
         try:
             found |= importlib.import_module(part).bars(tiny)
-        except Exception as error:  # a package or a model is missing: the other parts are still measured
+        except Exception as error:  # if a package or a model is missing, the other parts are still measured
             failed[part] = f"{type(error).__name__}: {error}"
     return found, failed
 

@@ -133,7 +133,7 @@ class Remembered:
 def measure(one: Set, method: str, size: int, data: Path) -> dict[str, Any]:
     train, test = tables(one, data)
     names = train.names[: one.calls * one.classes]
-    # statistics use only clean views, so random views need not be chosen
+    # statistics use only clean views, so random views are not chosen
     quick = one.modality == "image" and method not in TRAINED
     views = {"benchmark.augment": False, "benchmark.flip": False} if quick else {}
     learner = bace.Learner(settings(method), memory=KEPT * len(names), **one.backbone, **views)

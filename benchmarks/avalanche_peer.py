@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# torchvision's compiled part does not load beside a torch for the CPU, and importing it looks for these two
+# torchvision's compiled part does not load with a CPU build of torch, and importing torchvision looks for these two
+# operators
 library = torch.library.Library("torchvision", "DEF")
 library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -128,7 +129,7 @@ def run(job: dict[str, Any], seed: int) -> tuple[float, float, int]:
     made = strategy(job, job["width"], classes)
     seconds = 0.0
     for experience in benchmark.train_stream:
-        if job["method"] == "DER++" and experience.current_experience:  # half of a batch is replayed then
+        if job["method"] == "DER++" and experience.current_experience:  # then half of a batch is replayed
             made.train_mb_size = job["batch"] // 2
         begun = time.process_time()
         made.train(experience)

@@ -19,7 +19,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
 }
 LIMITS = dict(zip(list(CASES)[1:], (1.4, 2.8, 1.9, 2.8), strict=True))
 EXAMPLES, BATCH = 2500, 128
-EPOCH = -(-EXAMPLES // (BATCH // 2))  # steps
+EPOCH = -(-EXAMPLES // (BATCH // 2))  # steps per epoch
 ENCODERS = {"micro ViT": {}, "ViT 192 x 12": {"width": 192, "depth": 12, "side": 56}}  # 49 tokens and the class token
 
 
@@ -41,7 +41,7 @@ def first_steps(case: str, shape: dict[str, int], steps: int) -> None:
 def bars(tiny: bool) -> dict[str, Bar]:
     found = {}
     for name, shape in ENCODERS.items():
-        few = name != "micro ViT"  # its steps take seconds
+        few = name != "micro ViT"  # steps of the other encoder take seconds
         plan = (16, 8, 1, 2) if tiny else (EXAMPLES, BATCH, 2, 4 if few else 12)
         seconds = timed(shape | {"depth": 2} if tiny else shape, *plan)
         for case, limit in LIMITS.items():

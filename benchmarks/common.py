@@ -30,7 +30,7 @@ from bace.models.vit import ViTEncoder
 
 T = TypeVar("T")
 WIDTH, DEPTH, SIDE, PATCH = 128, 6, 32, 8  # 16 tokens and the class token
-CLASSES = 10  # a task
+CLASSES = 10  # classes per task
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def vit_model(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: i
         intermediate_size=4 * width,
         image_size=side,
         patch_size=patch,
-        attn_implementation=prefix_attention.register(),  # as the library does
+        attn_implementation=prefix_attention.register(),  # as in the library
     )
     torch.manual_seed(0)
     return ViTModel(config, add_pooling_layer=False)
@@ -144,7 +144,7 @@ def begun(
     return learned, stream, config
 
 
-Mark = Callable[[], None]  # called after every step
+Mark = Callable[[], None]  # to be called after every step
 
 
 def trained_by_library(

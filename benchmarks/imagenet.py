@@ -193,7 +193,7 @@ def pictures(size: Size) -> list[Row]:
     source = Pictures(lambda rows: (file.getvalue() for _ in rows), range(size.jpegs), str)
     decoded, pixels = timed(lambda: decode_pictures([source], 256))
     images, batch = Images(pixels, size=224, window=224), torch.arange(size.batch) % size.jpegs
-    device = torch.device("meta")  # what a GPU would do is not done
+    device = torch.device("meta")  # the work of a GPU is left out
     views = min(timed(lambda: images.inputs(batch, 1, device))[0] for _ in range(5))
     rate = f"{size.jpegs / decoded:.0f} a second of 500 x 375 pixels, {len(file.getvalue()) / 1000:.0f} kB"
     tiny, later = f"{files:,} tiny pictures; x {factor:.1f}", size.epochs * size.steps

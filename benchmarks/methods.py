@@ -57,7 +57,7 @@ def data(modality: str) -> tuple[Examples, Tensor, list[str]]:
         return Texts(tokens["ids"], tokens["start"]), classes, names
     where = flat([torch.arange(1, WORDS + 1)] * (2 * EXAMPLES))
     tags = torch.zeros(2 * EXAMPLES, WORDS, dtype=torch.int64)
-    tags[:, 3] = 1 + 2 * classes  # B- of its type; all else is O
+    tags[:, 3] = 1 + 2 * classes  # B- of its type; all other words are O
     names = ["O", *(f"{prefix}-{name}" for name in names for prefix in "BI")]
     return Entities(tokens["ids"], tokens["start"], where["ids"], where["start"]), tags.flatten(), names
 
@@ -69,7 +69,7 @@ def encoder(modality: str) -> Encoder:
 
     torch.manual_seed(0)
     shape = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 4, "intermediate_size": 4 * WIDTH}
-    attention = prefix_attention.register()  # as the library does
+    attention = prefix_attention.register()  # as in the library
     config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, attn_implementation=attention, **shape)
     return BertEncoder(BertModel(config, add_pooling_layer=False))
 

@@ -41,7 +41,7 @@ from bace.models.model import Model
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("avalanche-lib==0.6.0", "faiss-cpu==1.15.1", "transformers", "torch")
 # our methods with avalanche-lib's settings: a soft-max over all seen classes, one mean over new and replayed rows, and
-# random exemplars (for iCaRL herded ones, mixed into the task's data)
+# random exemplars (for iCaRL, herded exemplars that are mixed into the task's data)
 METHODS: dict[str, dict[str, Any]] = {
     "SEQ": {},
     "ER": {"reduction": "joint"},

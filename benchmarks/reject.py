@@ -33,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "SimpleCIL": {"name": "simplecil"},
     "FeCAM": {"name": "fecam"},
     "SLDA": {"name": "slda"},
-    "ER": {"name": "er"},  # trains the encoder: slow on large sets, and only if asked for
+    "ER": {"name": "er"},  # trains the encoder, which is slow on large data sets, so it runs only if asked for
 }
 COLUMNS = ("highest probability", "highest score", "ECE, temperature 1", "ECE", "NLL, temperature 1", "NLL")
 

@@ -42,7 +42,7 @@ TINY = {"classes": [10, 20], "tasks": [2, 4], "examples": [200, 400], "memory": 
 def run(classes: int, tasks: int, examples: int, memory: int) -> float:
     """The seconds of a whole run: training, memory and evaluation after every task."""
     rng = torch.Generator().manual_seed(0)
-    count = examples + examples // 4  # the test set has a quarter as many
+    count = examples + examples // 4  # the test set has a quarter of the examples
     pixels = torch.randint(0, 256, (count, 3, 8, 8), generator=rng).to(torch.uint8)
     targets = (torch.arange(count) * classes // count).clamp(max=classes - 1)
     ends = [classes * (t + 1) // tasks for t in range(tasks)]
@@ -69,7 +69,7 @@ def run(classes: int, tasks: int, examples: int, memory: int) -> float:
 def measured(size: dict[str, int]) -> tuple[float, int]:
     """The seconds, and the memory in MB that the run adds to a separate process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        pool.apply(_one_thread, (SMALLEST,))  # imports, and allocations of the first run of a process
+        pool.apply(_one_thread, (SMALLEST,))  # includes imports and the allocations of the first run of a process
         before = pool.apply(_peak_after, (int, ()))
         seconds = pool.apply(_one_thread, (size,))
         return seconds, max(pool.apply(_peak_after, (int, ())) - before, 1)

@@ -28,8 +28,8 @@ class Features:
     """Features around the centres of their classes, made when they are asked for: those of ImageNet would take 4 GB."""
 
     modality: Modality = Feature()
-    row_start = positions = lengths = None  # a row an example
-    random_views = True  # as those of ImageNet's pictures: BaCE's teacher passes replayed examples at every step
+    row_start = positions = lengths = None  # one row per example
+    random_views = True  # like those of ImageNet's images, so BaCE's teacher passes replayed examples at every step
 
     def __init__(self, targets: Tensor, classes: int, width: int) -> None:
         rng = torch.Generator().manual_seed(0)
@@ -43,7 +43,7 @@ class Features:
         return {"feature": self.centres[self.targets[examples]] + self.noise[examples % len(self.noise)]}
 
     def take(self, examples: Tensor) -> dict[str, Tensor]:
-        raise NotImplementedError  # only a Learner takes
+        raise NotImplementedError  # only a Learner calls this
 
     def prepend(self, kept: dict[str, Tensor]) -> None:
         raise NotImplementedError
@@ -67,7 +67,7 @@ class Size:
 
     classes: int
     tasks: int
-    train: int  # examples of a class
+    train: int  # examples per class
     test: int
     memory: int
     width: int

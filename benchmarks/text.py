@@ -190,7 +190,7 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    for side in (framework, bare):  # whoever is first pays for the memory that all later ones use again
+    for side in (framework, bare):  # the first to run allocates the memory that all later ones reuse
         side("SEQ", BATCH)(ignore)
     result = {f"training {method}": training(method, options.examples, options.repeat) for method in ("SEQ", "ER")}
     result["prediction"] = prediction(2 * options.examples, options.repeat)

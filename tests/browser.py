@@ -107,7 +107,7 @@ def browser() -> Iterator[Page]:
     assert CHROMIUM is not None
     theirs, ours = os.pipe()
     read, write = os.pipe()
-    # Chromium reads commands from descriptor 3 and writes answers to 4, whatever these are in this process.
+    # Chromium reads commands from descriptor 3 and writes answers to 4, whatever these descriptors are in this process.
     high = [fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 10) for pipe in (theirs, write)]
     os.close(theirs)
     os.close(write)
@@ -127,7 +127,7 @@ def browser() -> Iterator[Page]:
         try:
             yield Page(ours, read)
         finally:
-            os.close(ours)  # the end of the pipe ends the browser
+            os.close(ours)  # closing the pipe ends the browser
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:

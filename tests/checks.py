@@ -28,17 +28,18 @@ from bace.experiments.assemble import assemble
 from bace.experiments.run import Result
 from bace.methods import find_method
 
-SIZES = ("M", "expansion")  # of methods, whose square is kept: random features
-# of methods, beside epochs
+SIZES = ("M", "expansion")  # numbers of random features of methods, which keep the square
+# loops of methods other than epochs
 LOOPS = ("anchor_steps", "energy_steps", "fuse_steps", "head_steps", "memory_steps", "passes", "steps", "tune_steps")
 
-# to learn a task: with the published rates prefixes and a new head hardly move in a hundred steps
+# longer settings to learn a task: at the published rates, prefixes and a new head hardly change in a hundred steps
 LONGER = {"CODA-Prompt": {"tune_epochs": 60, "tune_lr": 0.02}, "DualPrompt": {"tune_epochs": 60}}
-LONGER["SEQ*"] = {"warmup_lr": 0.001, "head_lr": 0.01}  # the published ones suit a pre-trained encoder
-# at ten times the published rate SGD diverges here
+LONGER["SEQ*"] = {"warmup_lr": 0.001, "head_lr": 0.01}  # the published rates suit a pre-trained encoder
+# here SGD diverges at ten times the published rate
 SLOWER = {("SD-LoRA", "text"): {"tune_lr": 0.02}, ("SD-LoRA", "token"): {"tune_lr": 0.02, "tune_epochs": 200}}
-# DualPrompt gets 18 or 19 of the 20 training texts right, but 8 to 10 of the 12 test texts, whatever the seed; in 200
-# epochs always 19 and 9. Behind its prefixes logistic regression gets 9 to 11, depending on how it is regularised
+# DualPrompt classifies 18 or 19 of the 20 training texts correctly, but 8 to 10 of the 12 test texts, for every seed,
+# and always 19 and 9 in 200 epochs. On the features behind its prefixes, logistic regression reaches 9 to 11, depending
+# on how it is regularised.
 LEAST = {("DualPrompt", "text"): 65}
 
 
@@ -49,7 +50,7 @@ def short(method: str | dict[str, Any], epochs: int = 2, most: int = 2) -> dict[
     chosen = {"name": method} if isinstance(method, str) else method
     parameters = find_method(chosen["name"]).hyper_parameters()
     stages = {name: epochs for name in parameters if name.endswith("_epochs")}
-    stages |= {name: 4 for name in parameters if name.endswith("_batch")}  # several steps of twenty examples
+    stages |= {name: 4 for name in parameters if name.endswith("_batch")}  # several steps for twenty examples
     loops = {name: min(most, parameters[name].default) for name in LOOPS if name in parameters}
     sizes = {name: 8 * most for name in SIZES if name in parameters}
     return {**stages, **loops, **sizes, **chosen}
@@ -87,7 +88,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -> None:
     """A method learns in a third of its epochs if it can, as most methods do, or else in all of them."""
-    # clean views, and room for the whole task in memory: GDumb learns from that alone
+    # views are clean, and the memory has room for the whole task, because GDumb learns only from memory
     settings = {"benchmark.tasks": [2, 1], "train.batch_size": 4, "memory": 60, "benchmark.augment": False}
     epochs, longer = 20, LONGER.get(method) or SLOWER.get((method, modality), {})
     learned, _ = assemble(config_from(tiny.settings(modality, method=short(method))))
@@ -97,11 +98,11 @@ def check_learns_one_task(tiny: Any, method: str, modality: str, folder: Path) -
         epochs = 60
         settings |= {"train.lr": 0.003, "train.optimiser": "adamw"}
         least = 30 if modality == "token" else 80  # logistic regression on its features of words reaches 31 to 51
-    elif modality != "image":  # what texts and tokens are trained with: SGD learns them slowly
+    elif modality != "image":  # SGD learns texts and tokens slowly
         settings |= {"train.optimiser": "adamw", "train.lr": 0.001 if modality == "text" else 0.01}
     least = LEAST.get((method, modality), least)
     if (rate := find_method(method).hyper_parameters().get("tune_lr")) and not longer:
-        longer = {"tune_lr": 10 * rate.default}  # the published one suits a pre-trained encoder
+        longer = {"tune_lr": 10 * rate.default}  # the published rate suits a pre-trained encoder
     chosen = short({"name": method, **longer}, epochs // 3, 32)
     score = score_of_first_task(tiny.settings(modality, method=chosen, **settings, **{"train.epochs": epochs // 3}))
     if score < least:
@@ -164,10 +165,10 @@ def check_what_is_kept_was_announced(tiny: Any, method: str, modality: str, fold
 
 
 def check_frozen_blocks_stay_frozen(tiny: Any, method: str, modality: str, folder: Path) -> None:
-    cached = {"backbone.freeze": 1, "backbone.cache": 10}  # nothing may depend on whether they are computed
+    cached = {"backbone.freeze": 1, "backbone.cache": 10}  # results must not depend on the cache
     config = config_from(tiny.settings(modality, method=short(method, 1), **cached, **{"train.epochs": 1}))
     learned, stream = assemble(config)
-    before: dict[str, Tensor] = {}  # at the beginning, or when a task made it
+    before: dict[str, Tensor] = {}  # at the beginning, or when a task created it
     grow = learned.grow
 
     def note() -> None:
@@ -185,7 +186,7 @@ def check_frozen_blocks_stay_frozen(tiny: Any, method: str, modality: str, folde
     Trainer(learned, stream, config).run()
     after = learned.state_dict()
     changed = {name for name in before if name in after and not torch.equal(before[name], after[name])}
-    assert any(not name.startswith("memory.") for name in changed)  # weights, or (SLDA) the statistics kept instead
+    assert any(not name.startswith("memory.") for name in changed)  # weights, or the statistics that SLDA keeps instead
     assert not changed & frozen
 
 
@@ -254,7 +255,7 @@ def assert_forgets(learner: bace.Learner, name: Any, inputs: Any) -> None:
     assert name not in {tag[2:] if learner.modality == "token" else tag for tag in shown}
 
 
-# what was trained or drawn, and inputs that are kept: encoders, prompts, projections and the like have their own sizes
+# trained or drawn tensors, and inputs that are kept: encoders, prompts, projections and the like have their own sizes
 WEIGHTS = re.compile(r"encoder|others|prompts|pool|projector|adapters|^inputs")
 
 CHECKS = [
@@ -272,7 +273,7 @@ CHECKS = [
 ]
 
 
-# -- what the checks are made of
+# -- parts of the checks
 
 
 def score_of_first_task(settings: dict[str, Any]) -> float:
@@ -301,9 +302,9 @@ def counted_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: 
         straight_run(tiny, method, modality, folder / "straight")
     late = {steps[2 * len(steps) // 3] for steps in steps_of.values()}
     if modality == min(find_method(short(method)["name"]).modalities):
-        # steps early, and late in every stage; the others in the last tasks
+        # an early step, and late steps in every stage; the other points in the last tasks
         points = {kind: {"step": {2, *late}, "task": {n - 1}}.get(kind, {n - 1, n}) - {0} for kind, n in met.items()}
-    else:  # on further modalities, for the suite to stay within minutes: late in every stage, and in the last task
+    else:  # on further modalities, to keep the suite within minutes: late in every stage, and in the last task
         points = {kind: late if kind == "step" else {n} if kind == "finish" else set() for kind, n in met.items()}
     (folder / "points.json").write_text(json.dumps({kind: sorted(chosen) for kind, chosen in points.items()}))
 
@@ -311,7 +312,7 @@ def counted_run(tiny: Any, method: str | dict[str, Any], modality: str, folder: 
 def peeking_run(tiny: Any, method: str, modality: str, folder: Path) -> None:
     """Run with another seed, in `folder / "seed"`, and try before each epoch to read examples that are closed; once for
     all checks. The later tasks in which only the memory was open are recorded beside it."""
-    found: dict[int, Tensor] = {}  # the memory as each task found it; a task may already change it
+    found: dict[int, Tensor] = {}  # the memory at the start of each task, which the task may already change
 
     class PeekingTrainer(Trainer):
         def note(self) -> None:
@@ -398,7 +399,7 @@ def assert_lets_go(learner: bace.Learner, data: list[weakref.ref[Any]]) -> None:
     assert torch.equal(torch.unique(method.remembered()), everything)
     for memory in method.memories():
         with pytest.raises(StreamRefused) if len(memory) else nullcontext():
-            stream.batch(memory.examples)  # not before the next call
+            stream.batch(memory.examples)  # closed until the next call
         with stream.licence("a test", everything):
             for example, task in zip(memory.examples.tolist(), memory.task.tolist(), strict=True):
                 shown = set(stream.labels(torch.tensor([example]))[1].tolist())

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-if os.access("/dev/shm", os.W_OK):  # checkpoints wait for the disk, milliseconds each, and tests write thousands
+if os.access("/dev/shm", os.W_OK):  # checkpoints wait milliseconds each for the disk, and tests write thousands
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of numpy, and of processes that tests start: they share the cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for numpy and for processes of tests, which share the cores
 
 import hypothesis
 import pytest
@@ -48,7 +48,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items if getattr(session.config.option, "loadgroup", False) else ():
         if (group := item.get_closest_marker("xdist_group")) and not item.nodeid.endswith(f"@{group.args[0]}"):
             raise pytest.UsageError("this pytest and this pytest-xdist do not keep the tests of a group in one process")
-    gc.freeze()  # modules and tests stay to the end, so the collector need not look at them again
+    gc.freeze()  # modules and tests stay to the end, so the collector need not scan them again
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +89,7 @@ def double() -> Iterator[None]:
 def formulas_in_double(request: pytest.FixtureRequest) -> Iterator[None]:
     """All formula tests and the fixtures that their modules share."""
     if request.path.parent.name == "formulas":
-        request.getfixturevalue("tiny")  # first: its weights are single, whichever module asks for them
+        request.getfixturevalue("tiny")  # first, so that its weights are single, whichever module asks for them
         torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -216,7 +216,7 @@ def _save_sentences(folder: Path) -> None:
                 lines.append(f"{WORDS[int(torch.randint(50, 60, (1,), generator=rng))]} O")
             lines.append(f"{WORDS[10 * c + int(torch.randint(0, 4, (1,), generator=rng))]} B-{TYPES[c]}")
             lines.append(f"{WORDS[10 * c + 4 + int(torch.randint(0, 4, (1,), generator=rng))]}s I-{TYPES[c]}")
-            if i % 4 == 0:  # a second entity, perhaps of another task's type
+            if i % 4 == 0:  # a second entity, sometimes of another task's type
                 other = (c + 1) % len(TYPES)
                 lines.append(f"{WORDS[10 * other]} B-{TYPES[other]}")
             lines.append("w55 O\n")

@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 PARTS = {
     "formulas": [TESTS / "formulas"],
     "golden": [TESTS / "test_golden.py"],
-    # of each method on one modality: killed at every kind of resume point it ends in the same bits
+    # each method, on one modality, ends in the same bits if it is killed at any kind of resume point
     "conformance": [TESTS / "test_methods.py", "-k", "check_resume_equals_the_straight_run", "-m", "first_modality"],
 }
 
@@ -34,7 +34,7 @@ def environment(instructions: str, threads: int) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)}; default: all")  # choices would refuse none
+    parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)}; default: all")  # `choices` would refuse []
     parser.add_argument("--instructions", choices=INSTRUCTION_SETS, nargs="*", default=instruction_sets())
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--workers", type=int, help="processes at a time; default: as the cores allow")

@@ -31,8 +31,8 @@ from bace.data.batch import Batch
 from bace.methods import METHODS
 
 PATIENCE = 120  # seconds
-STEPS = 20  # whose losses are compared
-PROCESSES = multiprocessing.get_context("forkserver")  # slow imports, done once for all processes
+STEPS = 20  # the steps whose losses are compared
+PROCESSES = multiprocessing.get_context("forkserver")  # slow imports are done once for all processes
 PROCESSES.set_forkserver_preload(
     ["bace.experiments.run", "transformers.models.vit.modeling_vit", "transformers.models.bert.modeling_bert"]
 )
@@ -188,7 +188,7 @@ def go_through(jobs: dict[str, dict[str, Any]], out: Path) -> None:
         for name, settings in jobs.items():
             try:
                 found[name] = measured(settings)
-            except Exception as error:  # the same on all ranks, or the next exchange fails
+            except Exception as error:  # all ranks get the same error; otherwise the next exchange fails
                 found[name] = {"error": f"{type(error).__name__}: {error}"}
             if ranks.index() == 0:
                 out.write_text(json.dumps(found))
@@ -245,6 +245,6 @@ def compare_all() -> int:
 
 
 if __name__ == "__main__":
-    import data_parallel  # the name under which processes find their work
+    import data_parallel  # the name by which processes find their functions
 
     sys.exit(data_parallel.compare_all())

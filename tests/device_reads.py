@@ -128,16 +128,16 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func == Tensor.device.__get__:  # a new object at every look
+        if func == Tensor.device.__get__:  # each access returns a new object
             return DEVICE if self.device.holds(args[0]) else HOST
         target = self._target(args, kwargs) if func is Tensor.to else HOST if func in LEAVES else None
         if func is Tensor.to and sys._getframe(1).f_code.co_filename == clip_grad.__file__:
-            target = DEVICE  # it asks torch itself for the device of the gradients
+            target = DEVICE  # it takes the device of the gradients from torch itself
         if target == HOST and self.device.holds(args[0]):
             self.device.note(func.__name__, self.device.reads)
             with _disable_current_modes():
                 return func(args[0].detach().clone(), *args[1:], **kwargs)
-        if func is F.one_hot:  # looks at the values on a CPU only
+        if func is F.one_hot:  # it looks at the values only on a CPU
             with _disable_current_modes():
                 out = func(*args, **kwargs)
             if self.device.holds(args[0]):

@@ -58,7 +58,7 @@ def main(wanted: list[str]) -> int:
                     continue
                 try:
                     worst, agree, count = compare(tiny, method.title, modality, Path(folder) / "model.onnx")
-                except Exception as error:  # torch raises many kinds
+                except Exception as error:  # torch raises many kinds of errors
                     failures += 1
                     print(f"| {method.title} | {modality} | {first_line(error)} | |", flush=True)
                     continue

@@ -73,7 +73,7 @@ def figures_of(page: Path) -> dict[str, Any]:
     return figures
 
 
-# A gallery shows one black and one white pixel for a picture.
+# A gallery shows an image as one black and one white pixel.
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAAAAADRSSBWAAAAC0lEQVR4nGP4zwAAAgEBADK6K5IAAAAASUVORK5CYII="
 
 

@@ -51,7 +51,7 @@ def test_adapters_draw_from_the_given_generator_only(encoders):
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(x.down.weight, y.down.weight) for x, y in zip(a, b, strict=True))
     assert not any(torch.equal(x.down.weight, y.down.weight) for x, y in zip(a, c, strict=True))
-    assert len({x.down.weight[0, 0].item() for x in a}) == 2 * DEPTH  # each adapter its own draw
+    assert len({x.down.weight[0, 0].item() for x in a}) == 2 * DEPTH  # each adapter has its own draw
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,7 +70,7 @@ def test_only_adapters_and_layer_norms_are_trainable(encoders, family):
     encoder = copy.deepcopy(encoders[family])
     adapters = add_adapters(encoder, HIDDEN, seeded())
     norms = [m for m in encoder.modules() if isinstance(m, nn.LayerNorm)]
-    # the final one of the image families, the embeddings' of the text families; CLIP and DeBERTa have one more below
+    # the final norm of image families, the embeddings' norm of text families; CLIP and DeBERTa have one more below
     assert len(norms) == 2 * DEPTH + (2 if family in ("clip", "deberta-v2") else 1)
     expected = {id(p) for module in (*adapters, *norms) for p in module.parameters()}
     assert {id(p) for p in encoder.parameters() if p.requires_grad} == expected

@@ -75,7 +75,7 @@ def test_a_pass_goes_through_the_set_that_is_chosen_and_else_through_the_default
         first = encoder(inputs)
         with additions.of(1):
             second = encoder(inputs)
-        assert torch.equal(encoder(inputs), first)  # of the outer choice again
+        assert torch.equal(encoder(inputs), first)  # the outer choice applies again
     assert not torch.equal(first, second)
     with additions.of(*default):
         assert torch.equal(encoder(inputs), unchosen)
@@ -185,7 +185,7 @@ def test_a_parallel_adapter_drops_units_of_its_bottleneck_in_training_only() -> 
         adapter.up.weight.fill_(1.0)
     x = torch.zeros(1, 3)
     torch.manual_seed(0)
-    kept = adapter.train()(x)[0, 0] * 0.9 / 1000  # what is kept is scaled by 1 / 0.9
+    kept = adapter.train()(x)[0, 0] * 0.9 / 1000  # kept values are scaled by 1 / 0.9
     assert float(kept) == pytest.approx(0.9, abs=0.04)
     assert float(kept) != 0.9
     assert float(adapter.eval()(x)[0, 0]) == pytest.approx(1000)
@@ -340,7 +340,7 @@ def test_scales_and_shifts_can_be_folded_into_every_linear_map_and_norm(
     encoder, additions = with_sets(encoders[family], "scale and shift")
     folded = copy.deepcopy(encoders[family])
     scaled = [m for m in folded.modules() if isinstance(m, nn.Linear | nn.LayerNorm | nn.Conv2d)]
-    beside = {"clip": 3, "deberta-v2": 2}.get(family, 1 if family in TEXTS else 2)  # of embeddings and final norm
+    beside = {"clip": 3, "deberta-v2": 2}.get(family, 1 if family in TEXTS else 2)  # for embeddings and final norm
     assert len(scaled) == additions.sites == DEPTH * 8 + beside
     with torch.no_grad():
         for module, part in zip(scaled, additions.sets[1], strict=True):

@@ -9,7 +9,7 @@ import bace
 
 SOURCE = Path(bace.__file__).parent
 
-# Every module belongs to the first line that names it or a package around it; it imports from its own line and below.
+# Every module belongs to the first line that names it or its package, and imports only from its own line and below.
 LAYERS = (
     ("bace.__main__", "bace.cli"),
     ("bace.paper",),

@@ -25,7 +25,7 @@ def test_parts_have_areas_forms_and_places_of_the_whole_range_and_lie_in_the_pic
     share = (height * width) / 64**2
     assert float(share.min()) == pytest.approx(0.05, abs=0.01)
     assert float(share.max()) > 0.95
-    # uniform from 5 to 100 %; of large parts some do not fit and are drawn again, which takes a little from the mean
+    # uniform from 5 to 100 %; some large parts do not fit and are drawn again, which lowers the mean a little
     assert 0.45 < float(share.mean()) < 0.525
     form = (width / height)[share > 0.2].log()
     assert float(form.abs().max()) == pytest.approx(torch.tensor(4 / 3).log().item(), abs=0.06)
@@ -37,7 +37,7 @@ def test_parts_have_areas_forms_and_places_of_the_whole_range_and_lie_in_the_pic
 def test_a_picture_that_no_part_fits_shows_its_central_square() -> None:
     top, left, height, width = images(AreaCrops, 400, 4, 400).boxes(torch.arange(400), 7).T
     central = (height == 4) & (width == 4) & (top == 0) & (left == 198)
-    assert int(central.sum()) > 100  # parts of 5 % and more are 80 pixels, which are seldom four wide
+    assert int(central.sum()) > 100  # parts of 5 % and more have 80 pixels, and few of them are four wide
     assert ((top + height <= 4) & (left + width <= 400)).all()
 
 

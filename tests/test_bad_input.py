@@ -75,8 +75,8 @@ Action = Callable[[], Any]
 @dataclass
 class Row:
     name: str
-    prepare: Callable[[Place], Action]  # makes the bad input, and returns the call that meets it
-    outcome: int | type[Exception]  # exit status of the command line, or what Python raises
+    prepare: Callable[[Place], Action]  # makes the bad input, and returns the call that receives it
+    outcome: int | type[Exception]  # exit status of the command line, or the exception of Python
     says: tuple[str, ...]  # patterns: the thing, the value, what to do
 
 
@@ -619,7 +619,7 @@ def _(place: Place) -> Action:
         try:
             learner._given["train.lr"] = 1e30
             learner.partial_fit(x, y)
-        finally:  # as before, and able to learn
+        finally:  # the learner is unchanged and can learn
             learner._given["train.lr"] = rate
             assert torch.equal(learner.scores(asked), before)
             learner.partial_fit(x, y)
@@ -714,7 +714,7 @@ def test_bad_input_gets_a_clear_error_and_loses_nothing(
         assert re.search(pattern.replace("{bert}", re.escape(tiny.bert)), message), (pattern, message)
     assert "Traceback" not in message
     after = contents(tiny.folder, straight, tmp_path)
-    cut = tmp_path / "cut"  # some rows end with resuming it
+    cut = tmp_path / "cut"  # some cases end by resuming it
     mended = {path for path in before if path.is_relative_to(cut)} if (cut / "metrics.json").exists() else set()
     assert {path: after.get(path) for path in before if path not in mended} == {
         path: digest for path, digest in before.items() if path not in mended

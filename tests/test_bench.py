@@ -19,7 +19,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     monkeypatch.syspath_prepend(str(FOLDER))
     before = set(sys.modules)
     yield SimpleNamespace(**runpy.run_path(str(FOLDER / "__main__.py"), run_name="bench"))
-    for name in set(sys.modules) - before:  # `common` and others are names that any test may want
+    for name in set(sys.modules) - before:  # `common` and others are names that any test may use
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(FOLDER)):
             del sys.modules[name]
 

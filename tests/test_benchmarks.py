@@ -91,7 +91,7 @@ def test_limits_per_class_take_the_first_in_file_order(vit):
                 assert torch.equal(stream.data.pixels[own], full.data.pixels[first])  # type: ignore[attr-defined]
 
 
-# -- the order of the classes
+# -- class order
 
 
 def test_the_order_is_the_sources_unless_said_otherwise():
@@ -116,7 +116,7 @@ def test_a_class_order_that_does_not_fit_is_refused():
         order_classes(["cat", "dog"], DataSettings(class_order=["dog", "cat", "dog"]))
 
 
-# -- sharing classes out
+# -- sharing out classes
 
 
 @given(st.integers(1, 50), st.data())
@@ -148,7 +148,7 @@ def test_unequal_tasks_get_the_classes_in_order(vit):
     stream = stream_of(parts, vit)
     assert stream.names == list("fedcba")
     assert [task.classes for task in stream] == [range(0, 1), range(1, 4), range(4, 6)]
-    for task in stream:  # the grey of a picture says which letter of "abcdefabcdef" it was
+    for task in stream:  # the grey value of an image is the position of its letter in "abcdefabcdef"
         for split, letters in ((task.train, "abcdefabcdef"), (task.test, "abcdef")):
             grey = stream.data.pixels[split, 0, 0, 0].tolist()  # type: ignore[attr-defined]
             assert [letters[g] for g in grey] == [stream.names[c] for c in stream.targets[split].tolist()]
@@ -203,7 +203,7 @@ def test_a_fraction_that_leaves_nothing_to_train_on_is_refused(vit, fraction):
         stream_of(parts, vit, val_fraction=fraction)
 
 
-# -- what is wrong with the data is said
+# -- errors in the data are reported
 
 
 def part(name: str, classes: str, train: str, test: str) -> TaskTables:
@@ -263,9 +263,9 @@ def test_texts_become_tasks(bert, tiny):
 
 def sentences() -> Table:
     tagged = [
-        "w0/B-per w1/I-per w2/O w3/B-loc",  # shows types of two tasks: two examples
+        "w0/B-per w1/I-per w2/O w3/B-loc",  # shows types of two tasks, so it is two examples
         "w4/O w5/B-loc",
-        "w6/O w7/O",  # shows nothing: no example
+        "w6/O w7/O",  # shows no type, so it is no example
         "w8/B-org w9/O",
         "w10/B-per w11/B-org",
     ]
@@ -313,7 +313,7 @@ def test_windows_of_a_long_sentence_are_examples_of_its_task_with_all_its_labels
     table = Table(MODALITIES["token"], [long], tags, ["per"])
     stream = stream_of(cut_by_class(table, table, DataSettings(tasks=1)), bert, tiny.bert, max_length=8)
     (task,) = stream
-    assert (len(task.train), len(task.test)) == (4, 4)  # six words each
+    assert (len(task.train), len(task.test)) == (4, 4)  # six words per window
     stream.begin(task, task.test)
     for ids in (task.train, task.test):
         targets = stream.labels(ids)[1].tolist()

@@ -66,7 +66,7 @@ def test_a_kill_while_tensors_are_written_does_not_stop_the_next_checkpoint(tmp_
 def test_an_old_checkpoint_that_cannot_be_deleted_does_not_end_the_run(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, {"a": torch.zeros(1)}, {}, keep=1)
     (tmp_path / "00000001" / "state.json").unlink()
-    (tmp_path / "00000001" / "state.json").mkdir()  # no file: to delete it as one fails
+    (tmp_path / "00000001" / "state.json").mkdir()  # a folder, which cannot be deleted as a file
     with pytest.warns(UserWarning, match=r"00000001' could not be deleted"):
         checkpoint.save(tmp_path, {"a": torch.ones(1)}, {}, keep=1)
     found = checkpoint.load(tmp_path)
@@ -78,7 +78,7 @@ def test_an_unexpected_error_on_a_full_disk_is_a_sentence_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    monkeypatch.setattr("bace.cli.list.KINDS", {"methods": None})  # which cannot be called
+    monkeypatch.setattr("bace.cli.list.KINDS", {"methods": None})  # None cannot be called
     assert main(["list", "methods"]) == 1
     assert "its traceback could not be written (No such file or directory)" in capsys.readouterr().err
 
@@ -106,7 +106,7 @@ def test_a_resumed_run_says_that_its_log_was_changed(cut: Path) -> None:
         bace.run(resume=cut)
 
 
-# -- forged files, whose checksums fit
+# -- forged files with matching checksums
 
 
 def forged_state(path: str, value: Any) -> Callable[[Path], None]:

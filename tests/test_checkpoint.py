@@ -126,7 +126,7 @@ def test_an_interrupted_save_leaves_the_previous_checkpoint_and_no_half_one(tmp_
     assert_is(checkpoint.load(tmp_path), 1)
     checkpoint.save(tmp_path, tensors(3), state(3), keep=1)
     assert_is(checkpoint.load(tmp_path), 3)
-    assert [path.name for path in tmp_path.iterdir()] == ["00000002"]  # what was left over is gone
+    assert [path.name for path in tmp_path.iterdir()] == ["00000002"]  # leftovers have been removed
 
 
 def test_state_that_json_cannot_hold_leaves_the_previous_checkpoint(tmp_path):

@@ -61,7 +61,7 @@ def say(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-# -- asking
+# -- help and lists
 
 
 def test_help_and_version_answer_without_importing_torch() -> None:
@@ -73,7 +73,7 @@ def test_help_and_version_answer_without_importing_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for command in NAMES:
-        assert re.search(rf"^    {command} +[A-Z]", done.stdout, re.MULTILINE)  # with what it does
+        assert re.search(rf"^    {command} +[A-Z]", done.stdout, re.MULTILINE)  # with a description
     assert bace.__version__ in done.stdout.splitlines()
 
 
@@ -143,7 +143,7 @@ def test_list_names_the_same_things_as_json_and_as_a_table(kind: str, capsys: py
     names = {row["name"] for row in rows}
     table = say(capsys, "list", kind)
     shown = {line.split()[0] for line in table.splitlines() if line.strip()}
-    assert names <= shown  # whole, so that they can be copied
+    assert names <= shown  # whole names, which can be copied
     some = {"methods": {"SEQ", "MTL", "ER", "BaCE"}, "benchmarks": {"digits", "my-texts"}, "backbones": {"minilm"}}
     assert some[kind] <= names
 
@@ -151,12 +151,12 @@ def test_list_names_the_same_things_as_json_and_as_a_table(kind: str, capsys: py
 def test_help_of_run_explains_the_settings_of_the_chosen_method(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "300")  # a setting a line
+    monkeypatch.setenv("COLUMNS", "300")  # one setting per line
     bace_help, er_help = (say(capsys, "run", "--method", name, "--help") for name in ("bace", "er"))
     assert re.search(r"--method.alpha ALPHA +weight of the distillation on new.*type: float, default: 1.0", bace_help)
     assert re.search(r"--method.mode \{batch,concat\}\s+`batch`: a separate .*default: batch", er_help)
     assert "--method.alpha" not in er_help
-    rate = find_benchmark("digits").defaults["train.lr"]  # the default benchmark's, not the trainer's own
+    rate = find_benchmark("digits").defaults["train.lr"]  # the default of the benchmark, not of the trainer
     assert re.search(rf"--train.lr LR +the learning rate of the encoder.*default: {rate}\)", er_help)
     assert re.search(r"--train.lr LR .*default: 0.5\)", say(capsys, "run", "--method", "er", "-h", "--train.lr", "0.5"))
 
@@ -245,7 +245,7 @@ def test_a_run_folder_holds_what_it_should(runs: dict[str, Path], tiny: Any) -> 
         events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
         assert [e["scores"] for e in events if e["event"] == "task"] == matrix
         assert len([e for e in events if e["event"] == "epoch"]) == 3 * 2
-        assert len(list((folder / "checkpoints").iterdir())) == 2  # checkpoint.keep
+        assert len(list((folder / "checkpoints").iterdir())) == 2  # the value of checkpoint.keep
 
 
 def test_checkpoint_interval_and_number_kept_are_settings(tiny: Any, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_the_numbers_of_entities_are_of_seqevals_macro_f1_with_the_others_beside
     assert metrics["A_last"] == pytest.approx(sum(scores["macro_f1"] for scores in metrics["entities"]) / 3)
     assert not {"sample_accuracy", "per_class", "confusion"} & metrics.keys()
     assert metrics["per_type"].keys() <= {"person", "place", "thing", "event", "time"}
-    assert len(metrics["per_type"]) >= 3  # every type that the tests hold
+    assert len(metrics["per_type"]) >= 3  # every type in the test data
     own = [scores["macro_f1_own"] for scores in metrics["entities"]]
     about = json.loads((tmp_path / "x" / "run.json").read_text())
     for task, mean in zip(about["tasks"], own, strict=True):
@@ -354,11 +354,11 @@ def test_a_class_of_the_users_own_is_a_method_with_flags(
     about = json.loads(Path("mine/run.json").read_text())
     assert about["method"] == "Mine"
     assert about["config"]["method"] == {"name": my_method, "scale": 2.0}
-    first = json.loads(Path("mine/log.jsonl").read_text().splitlines()[1])  # the first says what memory it takes
+    first = json.loads(Path("mine/log.jsonl").read_text().splitlines()[1])  # line 0 reports the memory it needs
     main(["run", *flags(tiny, "text", method="seq"), "--out", "seq"])
-    same = json.loads(Path("seq/log.jsonl").read_text().splitlines()[1])  # the first says what memory it takes
+    same = json.loads(Path("seq/log.jsonl").read_text().splitlines()[1])  # line 0 reports the memory it needs
     assert first["terms"].keys() == {"scaled"}
-    assert first["loss"] > 1.5 * same["loss"]  # twice the loss of plain fine-tuning, which then learns a little faster
+    assert first["loss"] > 1.5 * same["loss"]  # about twice the loss of plain fine-tuning, which falls more slowly
     assert len(bace.load("mine").predict(["w1 w2", "w11"])) == 2
 
 
@@ -460,7 +460,7 @@ def test_a_line_a_task_is_printed_also_where_no_terminal_is(
     assert re.fullmatch(rf"task 1/3: A_t {matrix[0][0]:.2f}, \d+ s left", lines[0])
     assert re.fullmatch(rf"task 2/3: A_t {sum(matrix[1]) / 2:.2f}, A_new {matrix[1][1]:.2f}, \d+ s left", lines[1])
     new = (matrix[1][1] + matrix[2][2]) / 2
-    assert lines[2] == f"task 3/3: A_t {sum(matrix[2]) / 3:.2f}, A_new {new:.2f}"  # nothing is left
+    assert lines[2] == f"task 3/3: A_t {sum(matrix[2]) / 3:.2f}, A_new {new:.2f}"  # no time is left
     assert main(["run", *flags(tiny, "image"), "--out", str(tmp_path / "y")]) == 0
     printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("task")]
     assert [line.partition(" s left")[0].rpartition(",")[0] for line in printed[:2]] == [
@@ -492,7 +492,7 @@ def test_the_bar_is_drawn_on_a_terminal_and_lines_stay_above_it(tiny: Any, tmp_p
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"})
     os.close(theirs)
     seen = b""
-    with contextlib.suppress(OSError):  # the end of a pseudo-terminal
+    with contextlib.suppress(OSError):  # the end of a pseudo-terminal raises an error
         while part := os.read(ours, 4096):
             seen += part
     os.close(ours)
@@ -531,7 +531,7 @@ def test_compare_makes_one_table_and_skips_what_is_finished(
     page = tmp_path / "c" / "report.html"
     assert "ER" in page.read_text()
     page.unlink()
-    (tmp_path / "c" / "ER-seed1" / "metrics.json").unlink()  # this one is not finished
+    (tmp_path / "c" / "ER-seed1" / "metrics.json").unlink()  # this run is not finished
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").glob("*/metrics.json")}
     assert len(stamps) == 5
     assert main(words) == 0
@@ -556,7 +556,7 @@ def test_a_comparison_without_out_is_kept_under_the_name_of_its_benchmark(
     out, told = capsys.readouterr()
     assert told.splitlines()[0] == "methods: 1, seeds: 1, on my-texts, kept in runs/my-texts"
     assert "page: runs/my-texts/report.html" in out
-    assert main(["compare", *given, "--method", "SEQ"]) == 0  # another spelling of the same
+    assert main(["compare", *given, "--method", "SEQ"]) == 0  # another spelling of the same method
     assert "finished before" in capsys.readouterr().err
 
 
@@ -722,7 +722,7 @@ def test_predict_reads_the_column_of_a_table_and_not_its_header_or_labels(
 def test_predict_reads_conll_files_sentence_by_sentence(
     runs: dict[str, Path], tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "words.conll").write_text("w50\nw1\n\nw41\n")  # without tags, as before tagging
+    (tmp_path / "words.conll").write_text("w50\nw1\n\nw41\n")  # without tags, as before annotation
     (tmp_path / "tagged.txt").write_text("-DOCSTART- -X- O\n\nw50 NN O\nw1 NN B-person\n\nw41 NN O\n")
     (tmp_path / "sentences.txt").write_text("w50 w1\nw41\n")
     found = [rows_of(capsys, str(runs["token"]), str(tmp_path / name)) for name in ("words.conll", "tagged.txt")]
@@ -812,7 +812,7 @@ def test_a_model_whose_lesson_is_killed_is_as_it_was(
     learner.partial_fit(["w1 w2", "w11"], ["one", "two"]).save(tmp_path / "model")
     before = learner.predict(["w1", "w12"])
     (tmp_path / "more.csv").write_text("text,label\nw21 w22,three\n")
-    kills = {  # while it learns, while the new one is written, and when it is written but not yet in its place
+    kills = {  # while it learns, while the new model is written, and when it is written but not yet in place
         "learn": "Trainer.learn = lambda *rest: end()",
         "write": "checkpoint.save_file = lambda *rest: end()",
         "place": "files.Path.replace = lambda *rest: end()",
@@ -850,7 +850,7 @@ def test_a_class_in_a_file_is_a_method_and_a_folder_that_names_the_file_needs_tr
     assert main(["predict", "mine", "texts.txt"]) == 2
     error = capsys.readouterr().err
     assert f"method '{name}' is not part of bace: using it imports the file 'methods/my-own.py'" in error
-    assert main(["report", "mine"]) == 0  # needs no method
+    assert main(["report", "mine"]) == 0  # a report needs no method
     assert not Path("ran").exists()
     assert main(["predict", "mine", "texts.txt", "--trust"]) == 0
     assert Path("ran").exists()

@@ -50,7 +50,7 @@ def test_the_papers_entities_are_five_corpora_with_types_of_their_own(corpora: P
     assert "ontonotes5.DATE" in names
     assert "i2b2.DATE" in names
     assert "ontonotes5.PERSON" not in names
-    assert len(parts[1].train) == 3  # sentences without an entity are shown too
+    assert len(parts[1].train) == 3  # sentences without an entity are included
     assert "B-mit_movie.ACTOR" in parts[1].train.labels[0]
 
 
@@ -86,7 +86,7 @@ def test_a_set_alone_may_be_named_by_its_own_folder_which_wins(tmp_path: Path, m
     assert locate(CIFAR100, None, alone=True) == tmp_path / "data" / "cifar100"
     assert locate(CIFAR100, str(tmp_path / "mine"), alone=True) == tmp_path / "mine"
     assert locate(CIFAR100, "someone/cifar", alone=True) == "someone/cifar"
-    (tmp_path / "mine" / "cifar-100-python").mkdir()  # as the archive makes it
+    (tmp_path / "mine" / "cifar-100-python").mkdir()  # as the archive unpacks
     assert locate(CIFAR100, str(tmp_path / "mine"), alone=True) == tmp_path / "mine" / "cifar-100-python"
     (tmp_path / "data" / "cifar100" / "cifar-100-python").mkdir()
     assert locate(CIFAR100, None) == tmp_path / "data" / "cifar100" / "cifar-100-python"
@@ -114,7 +114,7 @@ def write_topics(folder: Path, *, titles: bool) -> None:
         names = [name for share in TOPICS if share.corpus.folder == corpus for name in share.classes]
         rows = {column: [text.format(i) for i in range(len(names))] for column, text in texts.items()}
         if "question_content" in rows:
-            rows["question_content"][0] = ""  # not every question has more than a title
+            rows["question_content"][0] = ""  # some questions have only a title
         for split in ("train", "test"):
             path = folder / corpus / f"{split}-00000-of-00001.parquet"
             parquet(path, {label: list(range(len(names))), **rows}, {label: class_label(*names)})

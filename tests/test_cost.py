@@ -14,7 +14,7 @@ from bace.methods import METHODS
 from bace.methods.er import ER
 from bace.models.model import Model
 
-# several neighbours of each example would be the same ones among twenty, anchors take hundreds of passes in any task
+# among twenty examples, several neighbours of each would coincide; anchors take hundreds of passes in any task
 SMALLER = {"BaCE": {"K": 1}, "DDE": {"top_k": 1}, "HAL": {"anchor_steps": 1, "memory_steps": 1}}
 
 
@@ -35,7 +35,7 @@ def test_a_task_takes_the_passes_and_networks_that_are_declared(
 ) -> None:
     """Passes agree within a quarter, and networks within half of one, which allows for heads and tables."""
     chosen = short({"name": method.title, **SMALLER.get(method.title, {})})
-    changes: dict[str, Any] = {"measure.fwt": False}  # tests are not the method's
+    changes: dict[str, Any] = {"measure.fwt": False}  # the passes of tests are not part of the method's cost
     if method.title == "MEMO":  # its trunk is all blocks but the last
         changes["backbone"] = deep
     config = config_from(tiny.settings(min(method.modalities), method=chosen, **changes))
@@ -53,7 +53,7 @@ def test_a_task_takes_the_passes_and_networks_that_are_declared(
     cost, joint = learned.cost, learned.licence == "past"
     new = sum(len(task.train) for task in stream) if joint else len(last.train)
     concat = isinstance(learned, ER) and learned.policy.mode == "concat"
-    replayed = config.memory.size if concat else new  # half a batch: as many
+    replayed = config.memory.size if concat else new  # half of each batch is replayed
     every = (cost.epochs or config.train.epochs) * (cost.new * new + cost.replayed * replayed)
     assert found == pytest.approx(every + cost.task * new + cost.memory * config.memory.size, rel=0.25)
 

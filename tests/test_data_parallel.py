@@ -34,7 +34,7 @@ from bace.errors import ConfigError
 from bace.experiments.assemble import assemble, check_batch_norms
 from bace.methods import METHODS
 
-pytestmark = pytest.mark.xdist_group("data parallel")  # in the process that has the fork server
+pytestmark = pytest.mark.xdist_group("data parallel")  # they run in the process that has the fork server
 
 
 def modality_of(method: Any) -> str:
@@ -57,7 +57,7 @@ def compared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
 def test_two_processes_learn_what_one_learns(compared: dict[str, tuple[Any, Any]], method: str) -> None:
     found, alone = compared[method]
     assert not difference(found, alone)
-    assert found["passes"] == pytest.approx(alone["passes"], rel=0.05)  # one without a share passes an example along
+    assert found["passes"] == pytest.approx(alone["passes"], rel=0.05)  # a rank without a share passes one example
 
 
 def settings_for(tiny: Any, **changes: object) -> dict[str, object]:
@@ -73,7 +73,7 @@ def test_a_signal_to_one_of_four_stops_all_at_a_step_from_which_two_go_on(tiny: 
     stopped = ended(started(4, said, run_exactly, [*flags(settings), "--out", str(out)], "ToldToStop"))
     assert stopped == [128 + signal.SIGTERM] * 4
     assert said.read_text().count("stopped by signal 15 after a checkpoint") == 1
-    assert newest(out) == 2  # the end of the first task, and this one
+    assert newest(out) == 2  # checkpoint 1 is the end of the first task, checkpoint 2 is this one
     assert json.loads((out / "run.json").read_text())["config"]["train"]["devices"] == 4
     assert ended(started(2, said, run_exactly, ["--resume", str(out)])) == [0, 0]
     with exactly():
@@ -86,7 +86,7 @@ def test_a_signal_to_one_of_four_stops_all_at_a_step_from_which_two_go_on(tiny: 
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-9, equal_nan=True)
-    assert said.read_text().count("task 2/3: A_t") == 1  # lines are not multiplied
+    assert said.read_text().count("task 2/3: A_t") == 1  # lines are printed only once
     assert bace.load(out).classes_  # in one process
 
 
@@ -161,7 +161,7 @@ def test_the_launcher_passes_signals_on_and_ends_all_when_one_is_killed(tiny: An
     assert "was killed by signal 9" in said.read_text()
 
 
-# -- what is refused, and what is estimated
+# -- refusals and estimates
 
 
 def test_several_devices_need_several_processes(tiny: Any) -> None:
@@ -188,4 +188,4 @@ def test_the_estimate_of_activations_is_that_of_a_share(tiny: Any) -> None:
     train = config_from(tiny.settings("image", method="SEQ")).train
     whole = resources.activations(train, 8, 5, 16, 2)
     train.devices = 3
-    assert resources.activations(train, 8, 5, 16, 2) == whole * 3 / 8  # at most 3 of the 8 examples
+    assert resources.activations(train, 8, 5, 16, 2) == whole * 3 / 8  # a process has at most 3 of the 8 examples

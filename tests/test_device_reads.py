@@ -24,16 +24,16 @@ def steps_watched(settings: dict[str, object]) -> Device:
     trainer = Trainer(method, stream, config)
     trainer.step = watching(device, trainer.step)  # type: ignore[method-assign]
     with device.running():
-        for task in stream:  # without evaluation, which may read
+        for task in stream:  # without evaluation, which may read values
             trainer.learn(task)
             trainer.now.end(task)
     return device
 
 
-# Values that must be read, and why.
+# Methods that must read values, the file that reads them, and the reason.
 EXCEPTIONS = {
-    "CFNER": "cfner.py",  # which O words have neighbours depends on how sure the network is of them
-    "IDBR": "idbr.py",  # how long the texts are after their halves were exchanged
+    "CFNER": "cfner.py",  # which O words have neighbours depends on how certain the network is of them
+    "IDBR": "idbr.py",  # the lengths of the texts after their halves were exchanged
 }
 
 
@@ -58,7 +58,7 @@ def test_no_step_waits_for_the_device(tiny, method, modality):
         assert places == {expected}
     else:
         assert sorted(set(device.reads)) == []
-    assert sorted(set(device.mixed)) == []  # would be an error on a GPU
+    assert sorted(set(device.mixed)) == []  # this would be an error on a GPU
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_tensors_of_both_sides_in_one_operation_are_counted():
     with device.running(), device.watched():
         there = torch.zeros(3, device=DEVICE)
         there[host.long()]  # an index may be on the host
-        there + torch.tensor(1.0)  # a number, too
+        there + torch.tensor(1.0)  # so may a number
         there + host.to(there.device)
         assert device.mixed == []
         there + host

@@ -40,7 +40,7 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
-# The same numbers as transformers
+# Equality with transformers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,7 +54,7 @@ def test_forward_gives_what_transformers_gives(saved, family):
     real = inputs["attention_mask"].bool() if family in TEXTS else slice(None)
     close(hidden[real], expected[real])
     assert not encoder.training
-    assert expected.std() > 0.1  # the comparison is not one of zeros
+    assert expected.std() > 0.1  # the outputs are not all zero
 
 
 @pytest.mark.parametrize("family", IMAGES)
@@ -110,7 +110,7 @@ def test_word_vectors_instead_of_ids_read_the_same(saved, family):
     assert (vectors.grad[real].abs().sum(1) > 0).all()
     assert (vectors.grad[~real] == 0).all()
     far = 100 * vectors.detach()
-    assert torch.equal(encoder.clamp(far), far)  # a word vector may be anything
+    assert torch.equal(encoder.clamp(far), far)  # a word vector may have any value
 
 
 @pytest.mark.parametrize("family", IMAGES)
@@ -120,7 +120,7 @@ def test_moved_pixels_are_clamped_to_black_and_white(saved, family):
     assert encoder.relax(pixels)[encoder.movable] is pixels["pixel_values"]
     clamped = encoder.clamp(100 * pixels["pixel_values"])
     for channel in range(3):
-        shade = clamped[:, channel] * encoder.std[channel] + encoder.mean[channel]  # as it was before normalisation
+        shade = clamped[:, channel] * encoder.std[channel] + encoder.mean[channel]  # the value before normalisation
         assert shade.min() == pytest.approx(0, abs=1e-6)
         assert shade.max() == pytest.approx(1, abs=1e-6)
     inside = 0.1 * pixels["pixel_values"]
@@ -138,7 +138,7 @@ def test_taps_are_the_outputs_of_the_blocks(saved, family):
         close(encoder.finish(taps[-1]), hidden)
     expected = reference(model, inputs, output_hidden_states=True).hidden_states
     assert len(taps) == DEPTH == len(expected) - 1
-    if family == "modernbert":  # transformers gives its last one behind the final LayerNorm
+    if family == "modernbert":  # transformers returns its last block after the final LayerNorm
         taps = [*taps[:-1], hidden]
     real = inputs["attention_mask"].bool() if family in TEXTS else slice(None)
     for tap, block_output in zip(taps, expected[1:], strict=True):
@@ -178,7 +178,7 @@ def test_running_the_blocks_in_two_parts_is_running_them_all(saved, family, k):
         hidden, mask = encoder.embed(inputs)
         for index in range(k):
             hidden = encoder.run_block(index, hidden, mask)
-        for block in copy.deepcopy(encoder.blocks[k:]):  # as MEMO does with its copies of the top blocks
+        for block in copy.deepcopy(encoder.blocks[k:]):  # MEMO does this with its copies of the top blocks
             hidden = encoder.run_block(block, hidden, mask)
         assert torch.equal(encoder.finish(hidden), encoder(inputs))
 
@@ -219,7 +219,7 @@ def test_a_prompt_can_be_put_in_front(saved, family):
         extended = encoder.run_block(block, extended, mask)
     out = encoder.finish(extended)
     assert not torch.allclose(out[:, 0], encoder(inputs)[:, 0], atol=1e-3)
-    (out[:, 0] * torch.arange(WIDTH)).sum().backward()  # through blocks that are themselves frozen
+    (out[:, 0] * torch.arange(WIDTH)).sum().backward()  # through blocks that are frozen
     assert prompt.grad is not None
     assert prompt.grad.abs().sum() > 0
 
@@ -241,7 +241,7 @@ def test_a_frozen_prefix_is_a_fixed_function_without_a_graph(saved, family, k):
     assert torch.equal(encoder(inputs), before)
 
     parent = nn.ModuleList([encoder])
-    parent.eval().train()  # the mode arrives from above, as in a trainer
+    parent.eval().train()  # the parent sets the mode, as in a trainer
     live, mask = encoder.embed(inputs)
     for index in range(k):
         live = encoder.run_block(index, live, mask)
@@ -381,7 +381,7 @@ def test_a_hub_id_that_cannot_be_had_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=r"hf download google/vit-bse-patch16-224'.* mean 'google/vit-base-patch16"):
         load_encoder("google/vit-bse-patch16-224")
-    with pytest.raises(ConfigError, match=r"give the path of the folder\.$"):  # a right name needs no other
+    with pytest.raises(ConfigError, match=r"give the path of the folder\.$"):  # a correct name gets no suggestion
         load_encoder("google/vit-base-patch16-224")
 
 
@@ -423,7 +423,7 @@ def test_damaged_folders_name_the_file(saved, tmp_path):
         load_encoder(str(folder))
     folder = damaged("d")
     tensors = load_file(folder / "model.safetensors")
-    lost = next(name for name in tensors if "intermediate.dense.weight" in name)  # the older name, kept in files
+    lost = next(name for name in tensors if "intermediate.dense.weight" in name)  # files keep the older name
     save_file({k: v for k, v in tensors.items() if k != lost}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(DataError, match=r"model\.safetensors lacks 1 tensors of a vit model, such as .*fc1\.weight"):
         load_encoder(str(folder))
@@ -555,7 +555,7 @@ def test_weights_files_that_are_no_plain_vit_name_the_tensor(tmp_path):
     save_file(tensors | {"blocks.0.ls1.gamma": torch.ones(64)}, file)
     with pytest.raises(DataError, match=r"such as 'blocks\.0\.ls1\.gamma'"):
         load_encoder(str(file))
-    save_file(tensors | {"pos_embed": torch.zeros(1, 18, 64)}, file)  # with a distillation token: no square
+    save_file(tensors | {"pos_embed": torch.zeros(1, 18, 64)}, file)  # with a distillation token, it is not square
     with pytest.raises(DataError, match=r"w\.safetensors is not a plain ViT with a square grid"):
         load_encoder(str(file))
     save_file(timm_names(plain_vit(WIDTH, heads=4)), file)

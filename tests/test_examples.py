@@ -15,7 +15,7 @@ from conftest import ROOT
 from bace.cli.main import main
 
 EXAMPLES = ROOT / "examples"
-pytestmark = pytest.mark.xdist_group("examples")  # which write data that their commands read
+pytestmark = pytest.mark.xdist_group("examples")  # examples write data that their commands read
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_the_commands_of_an_example_do_the_same(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    printed(name)  # which writes the data
+    printed(name)  # this writes the data
     monkeypatch.chdir(desk)
     commands = re.findall(r"^    (bace .*)$", (EXAMPLES / f"{name}.py").read_text(), flags=re.MULTILINE)
     *learning, prediction = [shlex.split(command.replace(" model ", f" {tmp_path / 'model'} ")) for command in commands]

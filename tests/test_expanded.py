@@ -94,7 +94,7 @@ def test_only_the_newest_branch_trains_and_drops(folders: dict[str, str], kind: 
         features.append(model(batch, name=name).features)
     assert torch.equal(features[0], features[2])  # each named pass has its own dropout
     assert not torch.equal(features[0][:, -WIDTH:], features[1][:, -WIDTH:])
-    if kind is Expanded:  # here nothing that is trained comes before the old branches
+    if kind is Expanded:  # here no trained part comes before the old branches
         assert torch.equal(features[0][:, :WIDTH], features[1][:, :WIDTH])
 
 
@@ -120,7 +120,7 @@ def test_what_is_never_trained_is_kept_once(folders: dict[str, str], kind: Any, 
     if kind is Expanded:
         assert shared == set(first) - set(own)
         assert trained == model.trained_size
-    # a checkpoint holds every name, and gives back what is shared
+    # a checkpoint holds every name and restores what is shared
     state = {name: value.clone() for name, value in model.state_dict().items()}
     again = grown(kind, half_frozen(1), 3)
     again.load_state_dict(state)

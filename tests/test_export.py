@@ -21,7 +21,7 @@ from bace.errors import ConfigError
 from bace.methods import METHODS
 from bace.serving.export import export, sample
 
-INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask"}  # of the file, and of tokenizers' encodings
+INPUTS = {"input_ids": "ids", "attention_mask": "attention_mask"}  # names in the file, and in encodings of tokenizers
 CASES = [(method.title, sorted(method.modalities)[0]) for method in METHODS if method.not_exportable is None]
 
 
@@ -58,7 +58,7 @@ def test_the_exported_program_gives_the_learner_s_scores(
     tiny: Any, one_block: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, modality: str
 ) -> None:
     learner = taught(tiny, method, modality, backbone=one_block[modality])
-    loaded = []  # the file is read once, by `export`: reading it takes longer than teaching the learner
+    loaded = []  # `export` reads the file once, because reading it takes longer than teaching the learner
 
     def load(path: Path) -> Any:
         loaded.append(torch_load(path))
@@ -66,7 +66,7 @@ def test_the_exported_program_gives_the_learner_s_scores(
 
     torch_load = torch.export.load
     monkeypatch.setattr("torch.export.load", load)
-    export(learner, tmp_path / "model.pt2", "torch")  # which compares them on inputs of its own
+    export(learner, tmp_path / "model.pt2", "torch")  # it compares them on its own inputs
     x = shown_examples(tiny, modality)[0]
     inputs = encoder_inputs(learner, x)
     program = loaded[0].module()
@@ -111,7 +111,7 @@ def assert_needs_nothing_else(session: Any, learner: bace.Learner, x: list[Any])
     tokenizer = tokenizers.Tokenizer.from_str(about["tokenizer.json"])
     sentences = learner.modality == "token"
     if not sentences:
-        x = [*x, "w1 w2 " * 200]  # longer than the model reads
+        x = [*x, "w1 w2 " * 200]  # longer than the model can read
     encoded = tokenizer.encode_batch(x, is_pretokenized=sentences)
     assert len({len(text.ids) for text in encoded}) == 1
     given = {name: np.array([getattr(text, of) for text in encoded]) for name, of in INPUTS.items()}

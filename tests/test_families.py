@@ -62,7 +62,7 @@ def test_every_family_learns_two_tasks(tiny: Any, folders: dict[str, str], famil
     }
     modality = "image" if family in IMAGES else "text"
     run = bace.run(tiny.settings(modality, **changes, **({"benchmark.max_length": 16} if modality == "text" else {})))
-    assert run.metrics["A_last"] > 45  # by chance: 25
+    assert run.metrics["A_last"] > 45  # chance is 25
 
 
 @pytest.mark.parametrize("family", ["deberta-v2", "modernbert"])

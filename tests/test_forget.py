@@ -101,7 +101,7 @@ def test_a_reservoir_with_forgotten_slots_takes_further_classes(tiny: Any) -> No
     learner = taught(tiny, "image", "DER++").forget("okapi")
     assert learner.config is not None
     size, before = learner.config.memory.size, sum(learner.memory_.values())
-    assert before < size  # though more examples were offered than it can hold
+    assert before < size  # although more examples were offered than it can hold
     learner.partial_fit(*examples(tiny, "image", (4,)))
     assert before <= sum(learner.memory_.values()) <= size
 
@@ -120,7 +120,7 @@ def test_slda_forgets_as_if_the_class_had_never_come(tiny: Any) -> None:
     method = {"name": "SLDA", "exact": True, "forgettable": True}
     forgot, never = taught(tiny, "image", method).forget("okapi"), taught(tiny, "image", method, ((0, 1), (3,)))
     x, _ = shown_examples(tiny, "image")
-    # features are in single precision, and the inverse of a covariance of 30 examples in 16 dimensions amplifies that
+    # features have single precision, and the inverse covariance of 30 examples in 16 dimensions amplifies the errors
     np.testing.assert_allclose(forgot.decision_function(x), never.decision_function(x), rtol=1e-4, atol=1e-2)
 
 
@@ -196,7 +196,7 @@ def test_probabilities_after_a_forgotten_class_are_as_sharp_as_before(tiny: Any,
     x, _ = training_examples(tiny, "text", (0, 1))
     shares = learner.predict_proba(x)
     assert shares.shape[1] == 4
-    assert shares.max(1).mean() > 0.4  # not a quarter for each of the four
+    assert shares.max(1).mean() > 0.4  # more than a quarter for each of the four
     assert learner.describe(x)[0]["probability"] == pytest.approx(shares[0].max(), abs=1e-4)
     assert learner.history_[-1]["temperature"] < 100
 

@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-PREFIXES = ("CODA-Prompt", "DualPrompt")  # in the attention of the blocks, of which this encoder has none
+PREFIXES = ("CODA-Prompt", "DualPrompt")  # they need attention in the blocks, which this encoder lacks
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_the_choice_is_in_the_history(taught: bace.Learner) -> None:
     first, second = taught.history_
     for call in (first, second):
         assert call["steps"] >= choose.STEPS
-        assert not call["settings"]["benchmark.augment"]  # a digit moved by a pixel is not recognised
+        assert not call["settings"]["benchmark.augment"]  # a digit that is moved by a pixel is not recognised
         assert call["rates"][f"{call['settings']['train.lr']:g}"] > max(call["rates"].values()) - choose.CLEARLY
     assert (first["classes"], second["known"]) == (["0", "1"], [])
 
@@ -120,7 +120,7 @@ def test_of_rates_worth_about_the_same_the_first_is_taken() -> None:
 def test_a_trial_leaves_the_method_as_it_was(tiny: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """A learner that tries several rates and takes the first learns like one that was given this rate."""
     monkeypatch.setattr(choose, "FIRST_RATE", {"sgd": 0.001})
-    monkeypatch.setattr(choose, "best_rate", lambda tried: 0.001)  # the default too, for calls without a search
+    monkeypatch.setattr(choose, "best_rate", lambda tried: 0.001)  # also the default, for calls without a search
     monkeypatch.setattr(choose, "TRIAL_STEPS", 2)
     base = {"backbone": tiny.vit, "memory": 10, "train.epochs": 1, "train.batch_size": 8}
     searched = bace.Learner(short(method, 1, 1), **base)
@@ -135,7 +135,7 @@ def test_a_trial_leaves_the_method_as_it_was(tiny: Any, monkeypatch: pytest.Monk
     assert torch.equal(torch.as_tensor(searched.scores(x)), torch.as_tensor(told.scores(x)))
 
 
-# -- it says when it did not learn
+# -- warnings when it did not learn
 
 
 def test_a_call_that_taught_nothing_is_warned_of(tiny: Any) -> None:
@@ -201,8 +201,8 @@ def test_the_calibration_error_of_a_hand_made_case() -> None:
 def test_scores_that_are_all_right_give_a_finite_temperature() -> None:
     scores = torch.eye(3).repeat(4, 1) * 5
     temperature = fit_temperature(scores, torch.arange(3).repeat(4))
-    assert 0.1 < temperature < 10  # one of n + 2 is taken as wrong: not the smallest of the search
-    assert fit_temperature(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)) == 1  # one class: nothing to fit
+    assert 0.1 < temperature < 10  # one of n + 2 counts as wrong, so the result is not the smallest value of the search
+    assert fit_temperature(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)) == 1  # one class leaves nothing to fit
 
 
 def test_classes_that_are_far_off_do_not_change_the_temperature() -> None:

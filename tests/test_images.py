@@ -57,7 +57,7 @@ def oracle(pixels: Tensor, example: int, key: int, *, padding: int, window: int 
 @settings(max_examples=80, deadline=None)
 def test_crop_and_flip_equal_slicing_one_picture_at_a_time(channels, height, width, padding, window, flip, key):
     if window is None:
-        height = width  # so that no resizing comes in
+        height = width  # avoids resizing
     pixels = pictures(6, channels, height, width)
     images = Images(pixels, size=window or width, mean=MEAN, std=STD, flip=flip, padding=padding, window=window)
     got = view(images, [5, 0, 3, 3], key).numpy()
@@ -117,7 +117,7 @@ def test_window_mode_cuts_at_random_in_training_and_in_the_middle_otherwise():
     clean = view(images, [2], None)[0].numpy()
     np.testing.assert_allclose(clean, normalised(pixels[2, :, 2:8, 3:9].numpy()), atol=1e-5)
     corners = {tuple(view(images, [2], key)[0].flatten().tolist()) for key in range(300)}
-    assert len(corners) > 60  # of 5 x 8 places, mirrored or not
+    assert len(corners) > 60  # out of 5 x 8 places, mirrored or not
     with pytest.raises(DataError, match=r"window 11 is larger than the pictures, \(10, 13\)"):
         Images(pixels, size=6, window=11)
 
@@ -150,7 +150,7 @@ def test_resizing_never_leaves_the_range_of_pixels():
     got = view(images, [0], None)
     assert got.min() >= 0
     assert got.max() <= 1
-    assert got.max() == 1  # it would overshoot
+    assert got.max() == 1  # without clipping it would overshoot
 
 
 def test_pictures_that_are_not_square_become_square():

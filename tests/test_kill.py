@@ -15,8 +15,8 @@ import pytest
 import bace
 from bace.core import checkpoint
 
-pytestmark = pytest.mark.xdist_group("kill")  # one after the other: each keeps both cores busy
-PATIENCE = 90  # seconds in which a child must show that it lives
+pytestmark = pytest.mark.xdist_group("kill")  # one at a time, because each keeps both cores busy
+PATIENCE = 90  # seconds in which a child must make progress
 
 
 def start(*words: str) -> BaseProcess:
@@ -80,10 +80,10 @@ def run_with_kills(method: str, folder: Path, words: list[str]) -> list[int]:
 @pytest.mark.slow
 def test_a_run_killed_three_times_ends_as_one_left_alone(tiny, tmp_path):
     methods = ["ER", "BaCE"]
-    with ThreadPoolExecutor(len(methods)) as side_by_side:  # most of the time goes into starting Python
+    with ThreadPoolExecutor(len(methods)) as side_by_side:  # most of the time is spent on starting Python
         reached = side_by_side.map(lambda m: run_with_kills(m, tmp_path / m, flags(settings_for(tiny, m))), methods)
     for method, places in zip(methods, reached, strict=True):
-        assert places == sorted(set(places))  # every start got further than the last
+        assert places == sorted(set(places))  # every start got further than the one before
         killed, straight = tmp_path / method, tmp_path / f"{method} straight"
         bace.run(settings_for(tiny, method), out=straight)
         assert files(killed) == files(straight)

@@ -58,7 +58,7 @@ def test_whole_numbers_come_back_as_the_numbers_they_were(tiny: Any, tmp_path: P
     y = [labels[i] for i in index] if isinstance(labels, list) else labels[index]
     own = learner(tiny)
     own.partial_fit(x, y).partial_fit(x2, [more[0]] * 10 if isinstance(more, list) else more[[0] * 10])
-    assert own.classes_ == [3, 7, 11]  # each task's in order of value, the tasks in order of arrival
+    assert own.classes_ == [3, 7, 11]  # classes of a task are sorted by value, tasks come in order of arrival
     assert all(type(name) is int for name in own.classes_)
     predicted = own.predict(x)
     assert set(predicted) <= {3, 7, 11}
@@ -75,7 +75,7 @@ def test_names_are_of_the_kind_of_the_first_call(tiny: Any, tmp_path: Path) -> N
     for strange in ("cat", "02", "-0"):
         with pytest.raises(DataError, match=rf"class '{strange}' is no whole number, .* are \(0, 11\): give it"):
             numbers.partial_fit(second, [strange] * 10)
-    numbers.partial_fit(tmp_path / "pictures")  # names of folders
+    numbers.partial_fit(tmp_path / "pictures")  # class names are folder names
     assert sorted(numbers.classes_) == [-10, 0, 2, 11]
     numbers.save(tmp_path / "model")
     assert {type(name) for name in bace.Learner.load(tmp_path / "model").predict(first)} == {int}

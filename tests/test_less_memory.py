@@ -14,7 +14,7 @@ from bace.experiments.assemble import assemble
 from bace.methods import METHODS, find_method
 from bace.models.model import Model, read_rows
 
-WHOLE = {"CODA-Prompt", "DualPrompt", "OWM", "MEMO", "L2P", "PODNet"}  # their batches cannot be read in parts
+WHOLE = {"CODA-Prompt", "DualPrompt", "OWM", "MEMO", "L2P", "PODNet"}  # methods whose batches cannot be read in parts
 
 
 def settings(tiny: Any, modality: str, method: str, **changes: object) -> Any:
@@ -49,7 +49,7 @@ def test_every_method_learns_the_same(tiny: Any, method: str) -> None:
     cut, again = learned(tiny, "image", method, **less)
     check_equal(cut, plain)
     assert again.matrix == once.matrix
-    assert again.metrics["passes"] == once.metrics["passes"]  # the method's cost; what is computed again is not its own
+    assert again.metrics["passes"] == once.metrics["passes"]  # recomputed passes are not part of the method's cost
 
 
 @pytest.mark.usefixtures("double")
@@ -64,7 +64,7 @@ def test_parts_of_sentences_give_the_gradient_of_the_whole_batch(tiny: Any) -> N
     """A mean over words is not the mean of the parts' means, because sentences have different numbers of words."""
     method, stream = assemble(config_from(settings(tiny, "token", "SEQ")))
     method.grow(stream[0])
-    method.model.eval()  # without dropout, which is drawn for each part
+    method.model.eval()  # without dropout, which is drawn separately for each part
     stream.begin(stream[0], method.remembered())
     batch = stream.batch(stream[0].train[:7])
 

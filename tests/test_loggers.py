@@ -17,7 +17,7 @@ from bace.experiments.loggers import LOGGED, Loggers, Point, Sink, as_point
 from bace.experiments.run_folder import load_run
 
 NAMES = ("tensorboard", "wandb", "mlflow")
-pytestmark = pytest.mark.xdist_group("loggers")  # one run for all
+pytestmark = pytest.mark.xdist_group("loggers")  # all tests share one run
 Logged = dict[str, list[tuple[int, float]]]  # by name: (step, value), in order
 
 
@@ -87,7 +87,7 @@ def test_tensorboard_has_every_point_once(run: Path, expected: Logged) -> None:
     found: Logged = defaultdict(list)
     files = sorted((run / "tensorboard").iterdir())
     assert len(files) == 2  # before and after the interruption
-    for file in files:  # each by itself, because the reader would hide repeated steps
+    for file in files:  # each separately, because the reader would hide repeated steps
         events = EventAccumulator(str(file)).Reload()
         for tag in events.Tags()["scalars"]:
             found[tag] += [(event.step, event.value) for event in events.Scalars(tag)]
@@ -121,7 +121,7 @@ def records_of(content: bytes) -> Iterator[bytes]:
     assert content[:4] == b":W&B"
     place, record = 7, b""
     while place + 7 <= len(content):
-        if 32768 - place % 32768 < 7:  # the rest of a block is too short for a piece
+        if 32768 - place % 32768 < 7:  # the rest of a block is too short for another piece
             place += 32768 - place % 32768
             continue
         length, kind = struct.unpack_from("<HB", content, place + 4)
@@ -137,7 +137,7 @@ def test_wandb_has_every_point_once_in_two_parts_of_one_run(run: Path, expected:
 
     files = sorted(path for path in (run / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(files) == 2
-    assert files[0].name == files[1].name  # the same identity, by which they are joined when they are uploaded
+    assert files[0].name == files[1].name  # the same identity, which joins them when they are uploaded
     found: Logged = defaultdict(list)
     steps: list[int] = []
     for file in files:
@@ -156,7 +156,7 @@ def test_wandb_has_every_point_once_in_two_parts_of_one_run(run: Path, expected:
                     name = item.key or "/".join(item.nested_key)
                     if name.startswith("final/"):
                         found[name] = [(0, json.loads(item.value_json))]
-    assert steps == sorted(set(steps))  # lines of log.jsonl, none twice
+    assert steps == sorted(set(steps))  # the lines of log.jsonl, each once
     check(found, expected, run)
 
 

@@ -177,13 +177,13 @@ def test_ctrl_c_stops_all_workers_behind_a_checkpoint(tiny: Any, tmp_path: Path)
         assert time.monotonic() < deadline
         assert scheduler.poll() is None
         time.sleep(0.05)
-    os.killpg(scheduler.pid, signal.SIGINT)  # as a terminal does: to all processes
+    os.killpg(scheduler.pid, signal.SIGINT)  # to all processes, as a terminal does
     assert "stopped" in scheduler.communicate(timeout=PATIENCE)[1]
     assert scheduler.returncode == 130
     begun = [path.parent for path in tmp_path.glob("*/run.json")]
     assert len(begun) == 2
     for folder in begun:
-        with locked(folder):  # nobody works in it any more
+        with locked(folder):  # no process uses it any more
             assert len(list((folder / "checkpoints").iterdir())) == 1
 
 

@@ -60,7 +60,7 @@ def test_sizes_after_each_task(budget, tasks, classes, quotas):
         assert len(memory) == quota * known
         if "size" in budget:
             assert len(memory) <= budget["size"]
-        for c, examples in kept.items():  # the prefix of the order in which they were chosen
+        for c, examples in kept.items():  # they are a prefix of the order in which they were chosen
             first_order.setdefault(c, examples)
             assert examples == first_order[c][:quota]
         assert memory.task.tolist() == [g // classes for g in memory.group.tolist()]
@@ -95,8 +95,8 @@ def test_with_missing_classes_allowed_one_example_of_a_random_subset_is_kept():
         assert len(memory) == 3
         memory.fill({c: ids(10 * c, 10 * c + 1) for c in range(3, 6)}, 1, memory.quota(6), generator(seed, 1))
         assert len(memory) == 4
-        assert len(set(memory.group.tolist())) == 4  # one each
-        assert memory.examples.tolist() == [10 * g for g in memory.group.tolist()]  # the preferred one
+        assert len(set(memory.group.tolist())) == 4  # one example of each
+        assert memory.examples.tolist() == [10 * g for g in memory.group.tolist()]  # the preferred example
         kept.update(memory.group.tolist())
     assert all(abs(kept[c] - 200) < 5 * math.sqrt(300 * 2 / 9) for c in range(6))  # 4 of 6, 5 sigma
 
@@ -144,14 +144,14 @@ def test_every_herded_pick_is_the_best_of_those_left(examples, width, count, see
 def test_herding_equals_the_brute_force_greedy_loop(examples, width, count):
     features = np.random.default_rng(examples).normal(size=(examples, width)) + 1
     order = herd(torch.from_numpy(features), count).tolist()
-    last = min(count, examples) - (count >= examples)  # the last but one and the last are a tie, or forced
+    last = min(count, examples) - (count >= examples)  # the last two are a tie, or forced
     assert order[: last - 1] == greedy_herding(features, count)[: last - 1]
 
 
 def test_herding_by_hand():
     """The directions are (1, 0), (0, 1), (3/5, 4/5), and their mean is (8/15, 9/15). The third is nearest to it. With
     it, the first gives the mean (4/5, 2/5), 1/3 away, and the second gives (3/10, 9/10), 0.38 away."""
-    features = torch.tensor([[2.0, 0.0], [0.0, 0.1], [6.0, 8.0]])  # of any length: only directions count
+    features = torch.tensor([[2.0, 0.0], [0.0, 0.1], [6.0, 8.0]])  # lengths differ, but only directions count
     assert herd(features, 3).tolist() == [2, 0, 1]
 
 
@@ -321,7 +321,7 @@ def test_the_notes_of_a_full_reservoir_are_replaced_where_they_are():
     assert max(memory.examples.tolist()) > 3
     expected = [[0.0 if i < 4 else float(i)] * 2 for i in memory.examples.tolist()]
     assert memory.logits.tolist() == expected
-    for i in range(40, 400):  # of a shorter sentence
+    for i in range(40, 400):  # logits of a shorter sentence
         memory.offer_reservoir(ids(i), 0, ids(0), rng, logits=torch.full((1, 1), float(i)))
     assert memory.logits.data_ptr() == place
     late = memory.examples >= 40
@@ -379,7 +379,7 @@ def test_greedy_balancing_follows_its_rule_at_every_offer(size, groups, chunk, s
 @pytest.mark.parametrize(("size", "classes"), [(20, 4), (23, 5), (7, 7), (100, 10)])
 def test_balanced_counts_differ_by_at_most_one_once_every_class_was_offered_its_quota(size, classes):
     memory, rng = Memory(size=size), generator("greedy", size)
-    for c in range(classes):  # one class after the other: the hardest order
+    for c in range(classes):  # one class after another, the hardest order
         offered = torch.arange(size) + 1000 * c
         memory.offer_greedy(offered, c, torch.full_like(offered, c), rng)
         counts = Counter(memory.group.tolist())
@@ -426,7 +426,7 @@ def test_notes_of_growing_width_are_padded_with_nan_and_follow_their_slots():
     torch.testing.assert_close(memory.logits, torch.tensor([[5.0, 6, 7, nan], [1, 1, 1, 1]]), **same)
     assert memory.task.tolist() == [1, 2]
 
-    memory.put(ids(0), ids(4), 3, ids(1), logits=torch.tensor([[8.0]]), weight=torch.tensor([0.4]))  # a narrower one
+    memory.put(ids(0), ids(4), 3, ids(1), logits=torch.tensor([[8.0]]), weight=torch.tensor([0.4]))  # a narrower note
     torch.testing.assert_close(memory.logits, torch.tensor([[8.0, nan, nan, nan], [1, 1, 1, 1]]), **same)
     torch.testing.assert_close(memory.weight, torch.tensor([0.4, 0.9]))
 
@@ -528,7 +528,7 @@ def test_the_state_of_a_filled_memory_loads_into_an_empty_one():
     for name in ("examples", "task", "group", "seen", "logits"):
         torch.testing.assert_close(getattr(other, name), getattr(memory, name), equal_nan=True, rtol=0, atol=0)
     assert int(other.seen) == 20
-    # and it goes on as the original does
+    # it continues as the original does
     for each in (memory, other):
         each.keep(ids(0, 2, 5))
         each.offer_reservoir(ids(50, 51, 52), 5, ids(1, 1, 1), generator("on"), logits=torch.ones(3, 8))
@@ -551,7 +551,7 @@ def test_draws_are_uniform_over_slots_and_with_replacement():
     memory.add(torch.arange(5), 0, torch.zeros(5, dtype=torch.int64))
     drawn = np.bincount(memory.draw(5000, generator("draw")).numpy(), minlength=5)
     assert np.abs(drawn - 1000).max() < 4.5 * math.sqrt(5000 * 0.2 * 0.8)
-    assert len(memory.draw(50, generator("more"))) == 50  # more than there are slots
+    assert len(memory.draw(50, generator("more"))) == 50  # more than the number of slots
 
 
 def test_the_first_of_each_group_are_listed_in_their_order_and_nothing_is_dropped():

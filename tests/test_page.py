@@ -287,7 +287,7 @@ def test_few_methods_keep_their_order_and_need_no_picker(tmp_path: Path) -> None
 # Browser
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
-pytestmark = pytest.mark.xdist_group("page")  # one browser for all
+pytestmark = pytest.mark.xdist_group("page")  # all tests share one browser
 
 
 @pytest.fixture(scope="module")
@@ -394,9 +394,9 @@ def test_the_table_sorts_by_click_and_by_keyboard(tab: Page, tmp_path: Path) -> 
     tab.open(write_page(runs, tmp_path / "page.html"))
     assert order(tab) == ["None", "Low", "High"]
     tab.run("document.querySelectorAll('.sortable th button')[6].click()")
-    assert order(tab) == ["High", "Low", "None"]  # the better first
+    assert order(tab) == ["High", "Low", "None"]  # the better values come first
     tab.run("document.querySelectorAll('.sortable th button')[6].click()")
-    assert order(tab) == ["Low", "High", "None"]  # nothing measured comes last either way
+    assert order(tab) == ["Low", "High", "None"]  # missing values come last in both directions
     assert tab.run("Array.from(document.querySelectorAll('[aria-sort]')).map(h => h.getAttribute('aria-sort'))") == [
         "ascending"
     ]
@@ -412,7 +412,7 @@ def test_the_table_sorts_by_click_and_by_keyboard(tab: Page, tmp_path: Path) -> 
 @needs_chromium
 def test_figures_and_galleries_are_saved_as_svg_in_dark_ink(tab: Page, full: Path) -> None:
     tab.open(full, dark=True)
-    # A download is a click on a link to a blob: catch both.
+    # A download is a click on a link to a blob, so catch both.
     caught = """new Promise(done => {
       const make = URL.createObjectURL;
       let last = null;
@@ -456,7 +456,7 @@ def test_the_reader_chooses_which_of_many_methods_to_see(tab: Page, many: Path) 
     assert tab.run(drawn) == [best[0], *best[2:5]]
     tab.run("document.querySelector('.picker button[data-first=all]').click()")
     assert len(tab.run(drawn)) == 12
-    assert tab.run(height) - low == pytest.approx(7 * 1.8 * 16, abs=1)  # a line of 1.8rem for each of seven methods
+    assert tab.run(height) - low == pytest.approx(7 * 1.8 * 16, abs=1)  # 1.8rem for each of seven methods
     tab.run("document.querySelector('.picker button[data-first=\"0\"]').click()")
     assert tab.run(drawn) == []
     assert tab.complaints == []

@@ -19,7 +19,7 @@ from bace.report import figures, load_runs, write_page
 from bace.report.markup import part
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
-pytestmark = pytest.mark.xdist_group("page")  # one browser for all
+pytestmark = pytest.mark.xdist_group("page")  # all tests share one browser
 POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\" content=\"(.*?)\">")
 
 
@@ -39,7 +39,7 @@ class Poisoned:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.where: list[str] = []  # of each payload, by its number
+        self.where: list[str] = []  # the place of each payload, by its number
         self.refused: set[str] = set()
         for name in ("run.json", "metrics.json", "studies.json"):
             self.poison(name, json.loads, json.dumps)
@@ -73,7 +73,7 @@ def places(content: Any, where: str = "") -> Iterator[tuple[Any, Any, str]]:
     for key in keys:
         if isinstance(content[key], dict | list):
             yield from places(content[key], f"{where}.{key}")
-        elif key not in ("event", "loss", payload(906)):  # the page does not show an event without these
+        elif key not in ("event", "loss", payload(906)):  # the page does not show an event that lacks these
             yield content, key, f"{where}.{key}"
     if isinstance(content, dict):
         yield content, "", f"{where}.new"
@@ -135,11 +135,11 @@ def test_texts_are_shown_literally_and_refused_where_numbers_belong(poisoned: Po
     shown, literally = "\n".join(texts), set()
     there = {int(number) for number in re.findall(r"window\.hit=1(\d{3})", source)}
     for number in there:
-        settings = json.dumps(payload(number))[1:-1]  # which are shown as JSON
+        settings = json.dumps(payload(number))[1:-1]  # settings are shown as JSON
         assert payload(number) in shown or settings in shown, number
         literally.add(re.sub(r"\.\d+", "", poisoned.where[number]) if number < 900 else str(number))
     assert literally >= SHOWN | {str(number) for number in range(900, 907)}
-    assert payload(poisoned.where.index("metrics.json.score")) in texts[0]  # what the percentages are of: in a heading
+    assert payload(poisoned.where.index("metrics.json.score")) in texts[0]  # the measure, shown in a heading
     assert poisoned.folder.name in texts[0]
     assert {re.sub(r"\.\d+", "", where) for where in poisoned.refused} >= REFUSED
     assert not any(where.startswith("matrix.csv") for where in poisoned.where)
@@ -187,9 +187,9 @@ def test_nothing_runs(tab: Page, page: Path) -> None:
     assert tab.run(FOREIGN) == 0
     assert tab.run("document.querySelectorAll('script').length") == 3
     drawn = tab.run(SCREEN)
-    assert "~902\"'><script>" in drawn  # a value of a setting, on an axis
+    assert "~902\"'><script>" in drawn  # the value of a setting on an axis
     assert "&lt;" not in drawn
-    assert tab.complaints == []  # there was not even an attempt for the policy to stop
+    assert tab.complaints == []  # no payload even tried to run, so the policy had nothing to stop
 
 
 @needs_chromium
@@ -210,16 +210,16 @@ def test_the_policy_alone_would_do(tab: Page, page: Path, tmp_path: Path) -> Non
     tab.open(broken)
     tab.run(TOUCH_EVERYTHING)
     assert tab.run("window.hit") is None
-    assert tab.run("document.querySelectorAll('[onerror]').length") == 1  # it is there, and was stopped
+    assert tab.run("document.querySelectorAll('[onerror]').length") == 1  # the payload is on the page but was stopped
     assert any("Content Security Policy" in complaint for complaint in tab.complaints)
     assert not tab.run("document.baseURI").startswith("https")
     unprotected = tmp_path / "unprotected.html"
     unprotected.write_text(POLICY.sub("", broken.read_text()))
     tab.open(unprotected)
-    assert tab.run("window.hit") == 1000  # the payload is one
+    assert tab.run("window.hit") == 1000  # the payload works without protection
 
 
-# -- by construction
+# -- the structure of the page
 
 
 def test_the_policy_allows_the_pages_own_scripts_by_a_nonce_that_no_text_can_hold(page: Path) -> None:
@@ -238,7 +238,7 @@ def test_the_policy_allows_the_pages_own_scripts_by_a_nonce_that_no_text_can_hol
         "form-action": "'none'",
     }
     assert source.count(nonce[1]) == 3  # the policy and two scripts
-    assert source.index("Content-Security-Policy") < source.index("<title>")  # before anything that a file says
+    assert source.index("Content-Security-Policy") < source.index("<title>")  # before any text from a file
 
 
 def test_a_page_made_again_is_the_same_and_one_of_other_runs_has_another_nonce(tmp_path: Path) -> None:

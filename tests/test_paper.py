@@ -98,7 +98,7 @@ def say(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-# -- what was printed
+# -- printed numbers
 
 
 @pytest.mark.parametrize("name", ["published.csv", "claims.csv"])
@@ -180,7 +180,7 @@ def test_der_is_read_as_the_paper_reads_it_but_where_it_is_quoted() -> None:
                 asked = cell.settings(scale)
                 assert asked["method.logits"] == (row if cell.method == "DER++" else behind)
                 assert not {"method.alpha", "method.beta"} & asked.keys()
-                # a reservoir has a fixed total, as many as the others have in the end
+                # the fixed total of a reservoir equals what the others have in the end
                 if asked["method.logits"] == "stored":
                     assert asked["memory.size"] > 0 == asked.get("memory.per_class", 0)
 
@@ -232,7 +232,7 @@ def test_entries_share_the_runs_they_have_in_common() -> None:
     assert keys("f1") == keys("f2")
     assert keys("f9") | keys("f13") < keys("challenging")
     assert len(keys("alpha") & keys("cifar100")) == 8
-    # a run of the table measures what a figure needs of it
+    # a run of the table measures what a figure needs
     cell = next(c for c in ENTRIES["cifar100"].cells() if c.key == ("cifar100", 20, 500, "BaCE"))
     assert cell.settings("desk")["studies"] == ["gallery"]
     assert "studies" not in Cell(CIFAR, 10, 500, "BaCE").settings("desk")
@@ -289,7 +289,7 @@ def test_desk_scale_is_the_same_declaration_with_other_numbers() -> None:
         desk, full = cell.settings("desk"), cell.settings("full")
         assert desk["benchmark.name"] == full["benchmark.name"] + "-desk"
         for key, value in desk.items():
-            if key == "method.M":  # RanPAC's random features: their number is a size like that of the data
+            if key == "method.M":  # the number of RanPAC's random features is a size, like that of the data
                 continue
             if key.startswith("method.") or key in ("benchmark.tasks", "studies"):
                 assert full[key] == value
@@ -322,7 +322,7 @@ def test_every_cell_asks_for_settings_that_exist_and_data_that_its_method_can_le
             assert modality in find_method(asked["method.name"]).modalities, str(cell)
 
 
-# a full configuration takes a tenth of a second: one of each method as it is printed, and one of each block
+# a full configuration takes a tenth of a second, so test one of each method as printed and one of each block
 BY_METHOD = {cell.method: cell for cell in ALL_CELLS.values()}
 BY_BLOCK = {cell.key[:2]: cell for cell in ALL_CELLS.values()}
 
@@ -396,13 +396,13 @@ def small(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Entry:
 def test_a_table_is_run_continued_and_shown(capsys: pytest.CaptureFixture[str], small: Entry, tmp_path: Path) -> None:
     words = ["small", "--scale", "full", "--out", str(tmp_path)]
     shown = say(capsys, "run", *words, "--seeds", "1")
-    assert "estimate for small at full scale" in shown  # before a full-scale run
+    assert "estimate for small at full scale" in shown  # printed before a full-scale run
     folders = [cell.folder(tmp_path, "full", 0) for cell in small.cells()]
     first = {folder: json.loads((folder / "metrics.json").read_text()) for folder in folders}
     assert re.search(r"10 +BaCE +1 +\d", shown)
     assert "Table 0: a small table" in (tmp_path / "full" / "small.html").read_text()
 
-    # a finished cell is skipped, one that was stopped is resumed to the same numbers
+    # a finished cell is skipped, and a stopped one is resumed to the same numbers
     untouched = (folders[0] / "metrics.json").stat().st_mtime_ns
     (folders[1] / "metrics.json").unlink()
     shown = say(capsys, "show", *words)
@@ -594,7 +594,7 @@ def test_a_table_shows_ours_beside_the_printed_numbers_and_the_average(tmp_path:
     assert row == ["200", "BaCE", "2", "61.00 ± 1.41", "91.54 ± 0.31", "-30.54"]
     average = next(row for row in shown["Average"] if row[1] == "BaCE")
     assert average == ["", "BaCE", "2", "61.00 ± 1.41", "74.02", "-13.02"]
-    assert next(row for row in shown["Average"] if row[1] == "ROW")[2:4] == ["0", "-"]  # not all of its data sets
+    assert next(row for row in shown["Average"] if row[1] == "ROW")[2:4] == ["0", "-"]  # some data sets have no run
 
 
 # -- costs
@@ -690,7 +690,7 @@ def test_runs_of_claims_on_studies_measure_them() -> None:
 
 
 def test_claims_about_seq_lwf_and_ewc_are_asked_for_both_spans_of_their_soft_max() -> None:
-    spans = {  # by setting, and by method the span that its rows then have
+    spans = {  # for each setting, the row of each method that has this span
         "span=seen": {"SEQ": "SEQ", "LwF": "LwF (span=seen)", "EWC": "EWC (span=seen)"},
         "span=new": {"SEQ": "SEQ (span=new)", "LwF": "LwF", "EWC": "EWC"},
     }
@@ -708,7 +708,7 @@ def test_claims_about_seq_lwf_and_ewc_are_asked_for_both_spans_of_their_soft_max
             got = [leaf for c in check.comparisons() for leaf in c.quantity.leaves]
             for (cell, *rest), (other, *same) in zip(leaves, got, strict=True):
                 assert rest == same
-                entities = cell.block.benchmark == "entities"  # O is a class of every task: one span
+                entities = cell.block.benchmark == "entities"  # O is a class of every task, so there is only one span
                 expected = cell.method if entities else spans.get(setting, {}).get(cell.method, cell.method)
                 assert other == tables.replace(cell, method=expected), name
     assert asked == 22
@@ -722,7 +722,7 @@ def test_the_printed_numbers_of_seq_are_those_of_a_soft_max_over_all_seen_classe
     assert printed == {"span=seen": True, "span=new": None}
 
 
-ERRATA = {  # what the paper's own numbers contradict (docs/paper.md), by the comparisons that fail
+ERRATA = {  # claims that the paper's own numbers contradict (docs/paper.md), with the comparisons that fail
     "C09": ["Prob.Acc of BaCE + bias correction > BaCE + bias correction, objectnet"],
     "C48": ["CLS-ER > CLS-ER: cifar100, 10 tasks"],
     "C60": ["FGT of L2P > FGT of BaCE, five-datasets, 5 tasks, memory 250", "FGT of L2P > FGT of BaCE, five-datasets"],
@@ -818,7 +818,7 @@ AT = SMALL[0]
         ({0: 60.0, 1: 61.0, 2: 62.0}, {0: 50.0, 1: 51.2, 2: 51.9}, "supported", 3),
         ({0: 50.0, 1: 51.2, 2: 51.9}, {0: 60.0, 1: 61.0, 2: 62.0}, "not supported", 3),
         ({0: 60.0, 1: 50.0}, {0: 50.0, 1: 52.0}, "undecided", 2),
-        ({0: 60.0}, {0: 50.0, 1: 52.0}, "undecided", 1),  # one pair decides nothing
+        ({0: 60.0}, {0: 50.0, 1: 52.0}, "undecided", 1),  # one pair is not enough
         ({0: 60.0}, {1: 50.0}, "missing runs", 0),  # no seed in common
         ({}, {0: 50.0}, "missing runs", 0),
         ({0: None, 1: None}, {0: 1.0, 1: 1.0}, "not measured", 0),
@@ -835,7 +835,7 @@ def test_pairing_removes_what_seeds_have_in_common() -> None:
     outcome = judge(greater(AT("BaCE"), AT("ER")), of(bace, er))
     assert outcome.verdict == "supported"
     assert outcome.mean == pytest.approx(2)
-    half = 4.302652729911275 * 0.5 / 3**0.5  # t of two degrees of freedom
+    half = 4.302652729911275 * 0.5 / 3**0.5  # Student's t with two degrees of freedom
     assert outcome.interval == pytest.approx((2 - half, 2 + half))
 
 
@@ -857,7 +857,7 @@ def test_within_is_supported_only_by_an_interval_inside() -> None:
         ("sm", 2, "undecided"),
         ("mm", 2, "missing runs"),
         ("nm", 2, "not supported"),
-        ("s-", 2, "supported"),  # what is not measured does not count
+        ("s-", 2, "supported"),  # unmeasured comparisons do not count
         ("--", 2, "not measured"),
         ("sn", 1, "supported"),
         ("nn", 1, "not supported"),
@@ -900,7 +900,7 @@ def test_claims_are_told_from_finished_runs(capsys: pytest.CaptureFixture[str], 
     assert found["C34"].verdict == "missing runs"
     assert [str(cell) for cell in found["C34"].missing] == [f"BiC on {place.name}" for place in FOUR]
     assert found["C16"].verdict == "not testable"
-    assert found["C163"].verdict == "undecided"  # supported where there are runs, and others are missing
+    assert found["C163"].verdict == "undecided"  # supported where there are runs, but others are missing
     assert found["C71"].verdict == "missing runs"
 
     shown = say(capsys, "claims", "--out", str(tmp_path), "--markdown")

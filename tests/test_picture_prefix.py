@@ -17,7 +17,7 @@ from bace.models.frozen_prefix import PictureCache, PrefixCaches
 from bace.models.loading import load_encoder
 
 CPU = torch.device("cpu")
-BYTES = ((SIZE // PATCH) ** 2 + 1) * WIDTH * 4  # of what is kept of one picture, of a ViT
+BYTES = ((SIZE // PATCH) ** 2 + 1) * WIDTH * 4  # bytes kept for one image by a ViT
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_pictures_read_the_same_with_and_without_a_cache(folders, family):
     with torch.no_grad():
         first, second = encoder(shown(data, [4, 1, 4, 0])), encoder(shown(data, [4, 1, 4, 0]))
         assert torch.equal(first[0], first[2])
-        mixed = encoder(shown(data, [2, 0, 3]))  # one is found, two are not
+        mixed = encoder(shown(data, [2, 0, 3]))  # one is cached, two are not
         assert torch.equal(mixed[1], first[3])
         encoder.cache = None
         torch.testing.assert_close(first, encoder(shown(data, [4, 1, 4, 0])), rtol=0, atol=2e-5)
@@ -79,7 +79,7 @@ def test_gradients_of_the_blocks_above_are_those_without_a_cache(folders):
     encoder, data = keeping(folders["vit"]), some()
     gradients = []
     with torch.inference_mode():
-        encoder(shown(data, [3]))  # what a test computed is used in training
+        encoder(shown(data, [3]))  # training uses what a test computed
     for _ in range(2):
         encoder.zero_grad()
         encoder(shown(data, [0, 3, 5]))[:, 0].square().sum().backward()
@@ -94,7 +94,7 @@ def test_gradients_of_the_blocks_above_are_those_without_a_cache(folders):
 
 def test_frozen_blocks_read_a_picture_once(folders):
     encoder, data = keeping(folders["vit"]), some()
-    assert pictures_run(encoder, shown(data, [0, 2, 2])) == [2, 2, 3]  # twice in a batch is passed once
+    assert pictures_run(encoder, shown(data, [0, 2, 2])) == [2, 2, 3]  # a repeated image is passed once
     assert pictures_run(encoder, shown(data, [0, 2])) == [0, 0, 2]
     assert pictures_run(copy.deepcopy(encoder), shown(data, [2, 3])) == [1, 1, 2]  # a teacher shares the cache
     with encoder.uncached():
@@ -164,8 +164,8 @@ def test_random_views_are_counted_and_the_same_in_every_epoch_and_run():
     views = [keys(data, [0, 1], view) for view in range(100)]
     assert [len(set(column)) for column in zip(*views, strict=True)] == [3, 3]
     chosen = [column[0] for column in views]
-    assert all(20 < chosen.count(key) < 47 for key in set(chosen))  # each is drawn about as often
-    assert set(keys(some(), [0, 1], 5)).isdisjoint(chosen)  # without a number they pass
+    assert all(20 < chosen.count(key) < 47 for key in set(chosen))  # each is drawn about equally often
+    assert set(keys(some(), [0, 1], 5)).isdisjoint(chosen)  # without a number, views do not repeat
     assert all(key < 0 for key in keys(some(), [0, 1], 5))
 
 
@@ -237,7 +237,7 @@ def test_an_accelerator_passes_pictures_in_parts_of_one_size(folders, monkeypatc
 
     pixels = shown(data, [0, 1, 2, 3, 4])["pixel_values"]
     new = encoder.cache._computed(pixels.as_subclass(Elsewhere), [4, 0, 2], compute)
-    assert sizes == [2, 2]  # the last is filled up
+    assert sizes == [2, 2]  # the last batch is filled up
     torch.testing.assert_close(new.as_subclass(torch.Tensor), pixels[[4, 0, 2]].mean((2, 3))[:, None])
 
 

@@ -61,7 +61,7 @@ def test_the_second_run_decodes_nothing_and_reads_the_same(folder, counted):
     second = read(folder).inputs
     assert len(counted) == 6
     assert torch.equal(first, second)
-    assert read(folder).labels == ["ant"] * 3 + ["bee"] * 3  # the store is no class
+    assert read(folder).labels == ["ant"] * 3 + ["bee"] * 3  # the store is not taken for a class
     assert not list(folder.rglob("*.draft"))
 
 

@@ -63,7 +63,7 @@ def test_gradients_are_those_without_a_scale_and_weights_stay_float32(tiny):
     trainer, before, after = one_step(tiny, 1.0)
     assert trainer.scaler.get_scale() == 1024
     moved = [float((a - b).abs().max()) for a, b in zip(after, before, strict=True)]
-    assert 0 < max(moved) < 1  # 1,024 times as far with the scale
+    assert 0 < max(moved) < 1  # 1,024 times as far if the scale were not removed
     assert {p.dtype for p in after} == {torch.float32}
 
 
@@ -83,7 +83,7 @@ def test_features_and_logits_are_float32(tiny):
         assert out.features.dtype == out.logits.dtype == torch.float32
         features.append(out.features)
     torch.testing.assert_close(*features, rtol=0.01, atol=0.01)
-    assert not torch.allclose(*features, rtol=0, atol=1e-6)  # computed in half precision
+    assert not torch.allclose(*features, rtol=0, atol=1e-6)  # they were computed in half precision
 
 
 def test_the_layout_of_pictures_changes_nothing_but_rounding(tiny):

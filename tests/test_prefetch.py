@@ -38,7 +38,7 @@ def test_another_thread_stays_ahead_by_the_given_number() -> None:
     deadline = time.monotonic() + 10
     while len(made) < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
-    time.sleep(0.02)  # more would be made by now
+    time.sleep(0.02)  # time in which further batches could be made
     assert made == [0, 1, 2]
     batches.close()
     assert threading.current_thread() not in threads

@@ -96,7 +96,7 @@ def test_frozen_blocks_read_a_text_once(folders):
     encoder = keeping(folders["bert"])
     assert blocks_run(encoder, texts([4, 6])) == [2, 2, 2]
     assert blocks_run(encoder, texts([4, 6])) == [0, 0, 2]
-    assert blocks_run(copy.deepcopy(encoder), texts([4, 6])) == [0, 0, 2]  # a teacher
+    assert blocks_run(copy.deepcopy(encoder), texts([4, 6])) == [0, 0, 2]  # a teacher shares the cache
     with encoder.uncached():
         assert blocks_run(encoder, texts([4, 6])) == [2, 2, 2]
     assert blocks_run(encoder, texts([4, 6])) == [0, 0, 2]
@@ -143,13 +143,13 @@ def test_types_of_tokens_are_part_of_a_text(folders):
 
 def test_a_full_cache_keeps_no_more_and_stays_right(folders):
     encoder, inputs = keeping(folders["bert"]), texts([5, 5, 5])
-    encoder.cache = TextCache(2, room=2 * 5 * WIDTH * 4)  # two of the three texts
+    encoder.cache = TextCache(2, room=2 * 5 * WIDTH * 4)  # room for two of the three texts
     with torch.no_grad():
         full, again = encoder(inputs), encoder(inputs)
     assert len(encoder.cache.kept) == 2
     assert encoder.cache.room == 0
     assert torch.equal(full, again)
-    assert blocks_run(encoder, inputs) == [1, 1, 3]  # the third is read anew
+    assert blocks_run(encoder, inputs) == [1, 1, 3]  # the third is read again
 
 
 def test_taps_and_word_vectors_pass_it_by(folders):
@@ -182,7 +182,7 @@ def test_encoders_with_the_same_frozen_weights_share_what_is_kept(folders):
 
 def test_encoders_of_another_shape_share_nothing(folders):
     caches, found = PrefixCaches(), []
-    for heads in (1, 2):  # the same weights, read in another way
+    for heads in (1, 2):  # the same weights with another number of heads
         encoder = load_encoder(folders["bert"])
         assert isinstance(encoder, TextEncoder)
         encoder.config.num_attention_heads = heads
@@ -230,7 +230,7 @@ def test_nothing_frozen_is_nothing_to_keep(folders):
     assert encoder.cache is None
 
 
-@pytest.mark.usefixtures("double")  # rounding alone then changes no score
+@pytest.mark.usefixtures("double")  # in double precision, rounding changes no score
 @pytest.mark.parametrize("modality", ["text", "token"])
 @pytest.mark.parametrize("method", ["bace", "derpp"])
 def test_a_run_with_a_cache_scores_as_without_and_resumes_exactly(tiny, tmp_path, modality, method):

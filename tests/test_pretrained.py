@@ -145,7 +145,7 @@ def test_a_config_beside_the_model_cannot_ask_for_trust(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda state: state["encoder"]["config"].update(num_labels=10**9),  # dropped: the model opens
+        lambda state: state["encoder"]["config"].update(num_labels=10**9),  # this field is dropped, and the model opens
         lambda state: state["encoder"].update(image_size=10**7),
         lambda state: state["encoder"]["config"].update(hidden_size=10**6),
         lambda state: state["given"].update(method={"name": "RanPAC", "M": 60_000}),

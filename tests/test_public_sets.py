@@ -25,7 +25,7 @@ from bace.errors import ConfigError, DataError
 from bace.experiments.stream import make_stream
 from bace.models.loading import load_encoder
 
-LATER = ("imagenet-a", "cub")  # which the paper does not have
+LATER = ("imagenet-a", "cub")  # benchmarks that are not in the paper
 NAMES = ("cifar100", "cifar10", "five-datasets", "tiny-imagenet", "imagenet-r", "objectnet", "omnibenchmark", "vtab")
 
 
@@ -120,7 +120,7 @@ def test_the_order_of_numpy_is_that_of_its_global_generator_over_names_as_text()
     names = [str(c) for c in range(4, 304)]  # OmniBenchmark's folders
     np.random.seed(1993)
     order = np.random.permutation(300)
-    folders = sorted(names)  # how folders are numbered elsewhere
+    folders = sorted(names)  # other code numbers folders in this order
     expected = [folders[i] for i in order]
     assert order_classes(names, DataSettings(class_order="numpy", seed=1993)) == expected
     assert order_classes(names, DataSettings(class_order="numpy", seed=1)) != expected
@@ -195,7 +195,7 @@ def test_the_later_sets_are_read_as_published_and_as_cut_for_their_literature(
 ) -> None:
     corpus = find_benchmark(name).corpora[0]
     assert corpus.counts is not None
-    assert corpus.counts.train + corpus.counts.test == total  # all of the set, four fifths of each class to learn from
+    assert corpus.counts.train + corpus.counts.test == total  # the whole set; four fifths of each class to train on
     classes = [f"{c:03}.Bird_{c}" for c in range(1, 11)]
     write_folders(nowhere / folder, classes, 5)
     (nowhere / folder / "README.txt").write_text("as in the archive")
@@ -257,7 +257,7 @@ def test_check_data_tells_what_is_here_from_what_is_missing(five: Path, capsys: 
     assert list(rows) == ["svhn", "mnist", "cifar10", "notmnist", "fashion_mnist"]
     assert rows["svhn"]["status"] == rows["fashion_mnist"]["status"] == "subset"
     assert (rows["svhn"]["train"], rows["svhn"]["test"]) == ("10 of 73,257", "10 of 26,032")
-    assert rows["mnist"]["status"] == "wrong count"  # two classes, not ten
+    assert rows["mnist"]["status"] == "wrong count"  # it has two classes instead of ten
     assert rows["mnist"]["classes"] == "2 of 10"
     assert rows["mnist"]["remark"] == str(five / "mnist" / "MNIST" / "raw")
     assert code == 2
@@ -311,7 +311,7 @@ def test_check_of_a_set_that_cannot_be_read_says_what_was_expected(nowhere: Path
     [
         ((10, 100, 20), "present"),
         ((10, 50, 20), "subset"),
-        ((10, 50, 40), "subset"),  # another split of a part
+        ((10, 50, 40), "subset"),  # another split of a subset
         ((9, 50, 20), "wrong count"),
         ((10, 101, 20), "wrong count"),
         ((10, 80, 40), "wrong count"),

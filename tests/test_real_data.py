@@ -60,12 +60,13 @@ def test_vit_tiny_learns_ten_classes_of_cifar100_better_than_nearest_class_mean(
     assert results.matrix[0][0] > nearest_mean
 
 
-# of what takes long here and is tested elsewhere
+# shorter settings for parts that take long here and are tested elsewhere
 FEWER = {"passes": 24, "anchor_steps": 10, "memory_steps": 10, "fuse_steps": 10, "tune_steps": 0}
 FEWER |= {"balanced_epochs": 3, "linear_epochs": 10, "tune_epochs": 8, "M": 500, "expansion": 500}
 FEWER |= {"init_epochs": 3, "expand_epochs": 2, "fuse_epochs": 2, "boost_epochs": 3, "compress_epochs": 3}
 FEWER |= {"energy_steps": 1}
-# L2P's head starts at zero and PASS's tells four rotations of each class apart: three epochs of five steps are too few
+# L2P's head starts at zero, and PASS distinguishes four rotations of each class, so three epochs of five steps are too
+# few
 EPOCHS = {"L2P": 5, "PASS": 6}
 
 
@@ -86,7 +87,7 @@ def test_a_method_learns_real_pictures(ten_classes: str, real_models: Path, meth
         "memory": 20,
         "train.batch_size": 12,
         "train.epochs": EPOCHS.get(method, 3),
-        "train.lr": 0.003,  # what linear heads on features of a LayerNorm's length can take
+        "train.lr": 0.003,  # a rate that suits linear heads on features with the length of a LayerNorm's output
         "measure.fwt": False,
     }
     fewer = {name: value for name, value in FEWER.items() if name in find_method(method).hyper_parameters()}
@@ -94,6 +95,6 @@ def test_a_method_learns_real_pictures(ten_classes: str, real_models: Path, meth
     events: list[dict[str, Any]] = []
     results = Trainer(*assemble(config), config, log=events.append).run()
     losses = [event["loss"] for event in events if event["event"] == "epoch" and event["task"] == 1]
-    assert losses[-1] is None or losses[-1] < losses[0]  # None: a stage without gradient
-    assert results.matrix[0][0] > 40  # chance: 25
+    assert losses[-1] is None or losses[-1] < losses[0]  # None is a stage without gradient
+    assert results.matrix[0][0] > 40  # chance is 25
     assert len(results.matrix) == 2

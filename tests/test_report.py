@@ -67,7 +67,7 @@ def test_a_run_of_before_a_new_was_a_measure_has_it_from_its_matrix(tmp_path: Pa
     several, single = summary_rows(load_runs([tmp_path]))
     assert several.A_new is not None
     assert several.A_new.mean == 75  # (80 + 70) / 2
-    assert single.A_new is None  # with one task there is no new one
+    assert single.A_new is None  # a single task has no A_new
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8))
@@ -97,8 +97,8 @@ def test_settings_that_differ_part_a_method_and_name_its_rows(tmp_path: Path) ->
         }
 
     write_run(tmp_path / "a", "BaCE", 0, config=config(1, 0))
-    write_run(tmp_path / "b", "ER", 0, config={"memory": 500})  # differs from BaCE's, but not within ER
-    write_run(tmp_path / "c", "BaCE", 1, config=config(1.0, 1))  # 1.0 is 1
+    write_run(tmp_path / "b", "ER", 0, config={"memory": 500})  # differs from BaCE's settings, but not within ER
+    write_run(tmp_path / "c", "BaCE", 1, config=config(1.0, 1))  # 1.0 equals 1
     write_run(tmp_path / "d", "BaCE", 0, config=config(2, 0))
     rows = summary_rows(load_runs([tmp_path]))
     assert [(row.label, row.seeds) for row in rows] == [
@@ -124,14 +124,14 @@ def test_an_ablation_beside_other_methods_is_named_as_such_also_on_the_page(tmp_
     assert labels(tmp_path) == ["SEQ", "BaCE (W0=1)"]
     page = write_page(load_runs([tmp_path]), tmp_path / "page.html").read_text()
     assert "SEQ and BaCE (W0=1) on digits" in page
-    write_run(tmp_path / "c", "BaCE", config=real_config("BaCE"))  # beside the whole method both name it
+    write_run(tmp_path / "c", "BaCE", config=real_config("BaCE"))  # beside the full method, both names have the setting
     assert labels(tmp_path) == ["SEQ", "BaCE (W0=1)", "BaCE (W0=0.95)"]
 
 
 def test_two_spellings_of_a_name_are_one_method(tmp_path: Path) -> None:
     for seed, name in enumerate(("er", "ER")):
         config = real_config("ER", seed)
-        config["method"]["name"] = name  # as version 0.1 kept it
+        config["method"]["name"] = name  # as in version 0.1
         write_run(tmp_path / name, seed=seed, config=config)
     (row,) = summary_rows(load_runs([tmp_path]))
     assert (row.label, row.seeds) == ("ER", (0, 1))
@@ -223,7 +223,7 @@ def test_an_unfinished_run_is_loaded_but_enters_no_number(tmp_path: Path) -> Non
 
 def test_the_tasks_of_a_killed_run_are_those_in_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run", finished=False)
-    (folder / "matrix.csv").unlink()  # a run writes it at its end
+    (folder / "matrix.csv").unlink()  # a run writes it only at its end
     lines = [json.dumps({"event": "task", "task": t, "scores": row}) for t, row in enumerate(MATRIX[:2], 1)]
     (folder / "log.jsonl").write_text("\n".join(['{"event": "start"}', *lines, '{"event": "epo']))
     (run,) = load_runs([folder])
@@ -384,7 +384,7 @@ def test_every_figure_is_embedded_with_its_numbers_and_plotly_accepts_it(tmp_pat
     curves, matrix, forgetting, confusion, loss, cost = (figures[name] for name in placed)
 
     band, line = curves["data"]
-    assert line["y"] == [95.0, 81.0, 70.0]  # of 90, 75, 60 and 100, 87, 80
+    assert line["y"] == [95.0, 81.0, 70.0]  # means of 90, 75, 60 and 100, 87, 80
     assert line["customdata"] == ["95.0 ± 7.1", "81.0 ± 8.5", "70.0 ± 14.1"]
     assert band["y"] == pytest.approx(
         [95 + 50**0.5, 81 + 72**0.5, 70 + 200**0.5, 70 - 200**0.5, 81 - 72**0.5, 95 - 50**0.5]
@@ -394,7 +394,7 @@ def test_every_figure_is_embedded_with_its_numbers_and_plotly_accepts_it(tmp_pat
     assert (matrix["data"][0]["zmin"], matrix["data"][0]["zmax"]) == (0, 100)
     assert matrix["data"][1]["text"] == ["95.0", "80.0", "82.0", "60.0", "70.0", "80.0"]
 
-    assert forgetting["data"][0]["y"] == [35.0, 12.0]  # of 30, 30 and 40, -6
+    assert forgetting["data"][0]["y"] == [35.0, 12.0]  # means of 30, 30 and 40, -6
     assert forgetting["data"][0]["error_y"]["array"] == pytest.approx([50**0.5, 648**0.5])
 
     heat_map = confusion["data"][0]
@@ -402,9 +402,9 @@ def test_every_figure_is_embedded_with_its_numbers_and_plotly_accepts_it(tmp_pat
     assert heat_map["customdata"][0] == [16, 0, 0, 0, 0, 4]  # two seeds, 8 and 2 each
     assert heat_map["z"][5] == [0.0, 0.0, 0.0, 0.0, 0.0, 100.0]
     edges = [shape["x0"] for shape in confusion["layout"]["shapes"] if shape["x0"] == shape["x1"]]
-    assert edges == [1.5, 3.5]  # two classes a task
+    assert edges == [1.5, 3.5]  # two classes per task
 
-    assert loss["data"][0]["y"] == [2.5, 1.5, None] * 3  # 2, 1 and 3, 2
+    assert loss["data"][0]["y"] == [2.5, 1.5, None] * 3  # means of 2, 1 and 3, 2
     assert loss["data"][0]["x"] == [0.25, 0.75, None, 1.25, 1.75, None, 2.25, 2.75, None]
     assert cost["data"][0]["x"] == [12.0]
 
@@ -522,7 +522,7 @@ def test_the_page_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     (out := tmp_path / "out").mkdir()
     (out / "page.html").write_text("old")
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "plotly", None)  # what Python itself does for a module that cannot be imported
+        patch.setitem(sys.modules, "plotly", None)  # this is how Python marks a module that cannot be imported
         patch.setitem(sys.modules, "plotly.offline", None)
         with pytest.raises(ConfigError, match=r'pip install "bace-cil\[report\]"'):
             write_page(runs, out / "page.html")
@@ -544,7 +544,7 @@ def test_a_comparison_of_all_methods_is_ranked(tmp_path: Path, capsys: pytest.Ca
         assert sorted(expected, key=shown.index) == expected
 
 
-# For other programs
+# Output for other programs
 
 
 def test_the_table_as_csv_and_latex(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -575,5 +575,5 @@ def test_a_table_without_rows_is_an_empty_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["\\input{x}", "{}%&#$_~^", "a\nb"])
 def test_no_name_is_a_command_of_latex(text: str) -> None:
     line = as_latex([("t\nt", ["method"], [[text]])]).splitlines()
-    assert len(line) == 8  # nothing has begun a line of its own
+    assert len(line) == 8  # no text has started its own line
     assert re.sub(r"\\(textbackslash|textasciitilde|textasciicircum)\{\}|\\[{}_%&#$]|[\w ]", "", line[5]) == "\\\\"

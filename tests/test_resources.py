@@ -25,7 +25,7 @@ def size_of(module: torch.nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("method", "networks"),  # kept at task 3, with one gradient and one momentum
+    ("method", "networks"),  # networks kept at task 3, plus one gradient and one momentum
     [("seq", 1 + 2), ("er", 1 + 2), ("bace", 2 + 2), ("foster", 3 + 2), ("beef", 3 + 2)],
 )
 def test_needed_bytes_by_hand(tiny: Any, method: str, networks: int) -> None:
@@ -75,9 +75,9 @@ def test_a_run_that_cannot_fit_is_refused_with_the_number_before_it_begins(
     monkeypatch.setattr(resources, "bytes_free", lambda device: 3 * encoder)
     assert len(bace.run(tiny.settings("image", method="seq")).matrix) == 3
     said: list[str] = []
-    two = {"benchmark.tasks": [2, 2], "method": {"name": "beef", "energy": 0.0}}  # fits
-    bace.run(tiny.settings("image", **two), out=tmp_path / "run", tell=said.append)  # the folder is still free
-    line = said[0]  # the others are of the tasks
+    two = {"benchmark.tasks": [2, 2], "method": {"name": "beef", "energy": 0.0}}  # this run fits
+    bace.run(tiny.settings("image", **two), out=tmp_path / "run", tell=said.append)  # the folder is still unused
+    line = said[0]  # the other lines are about tasks
     assert line.startswith(f"BEEF will need up to {4 * encoder / 1e3:.1f} kB for parameters, gradients and optimiser")
     assert "and more for activations" in line
 
@@ -153,11 +153,11 @@ def test_passes_are_counted_forward_as_one_and_there_and_back_as_three(tiny: Any
     trained = sum(len(task.train) for task in stream)
     asked = sum(len(seen.test) for task in stream for seen in stream[: task.index + 1])
     assert bace.run(settings).metrics["passes"] == 3 * 2 * trained + asked
-    frozen = bace.run(settings | {"backbone.freeze": 1}).metrics["passes"]  # one of two blocks: no way back through it
+    frozen = bace.run(settings | {"backbone.freeze": 1}).metrics["passes"]  # one of two blocks has no backward pass
     assert frozen == 2 * 2 * trained + asked
 
 
-@pytest.mark.parametrize("method", ["er", "mtl"])  # MTL passes a fresh network in every task
+@pytest.mark.parametrize("method", ["er", "mtl"])  # MTL trains a fresh network in every task
 def test_a_resumed_run_counts_the_passes_of_the_straight_one(tiny: Any, tmp_path: Path, method: str) -> None:
     settings = tiny.settings("image", method=method, **{"train.epochs": 1})
     points = [("step", 4), ("task", 1)]

@@ -132,7 +132,7 @@ def test_a_run_without_a_format_number_goes_on_and_is_opened_again(tiny: Any, tm
     about = json.loads((folder / "run.json").read_text())
     del about["format"], about["threads"], about["instructions"]
     (folder / "run.json").write_text(json.dumps(about))
-    with pytest.raises(CheckpointError, match=r"threads, instructions"):  # these were noted, and are gone
+    with pytest.raises(CheckpointError, match=r"threads, instructions"):  # recorded before, but now missing
         bace.run(resume=folder)
     bace.run(resume=folder, force=True)
     assert "format" not in json.loads((folder / "run.json").read_text())
@@ -149,7 +149,7 @@ def test_a_learner_of_a_newer_format_is_refused(tiny: Any, tmp_path: Path) -> No
         bace.Learner.load(tmp_path)
 
 
-# -- JSON as annotations say it
+# -- JSON that matches annotations
 
 
 @dataclass
@@ -237,7 +237,7 @@ def test_a_description_that_cannot_be_is_refused(tmp_path: Path, change: dict[st
     assert str(path) in str(refused.value)
 
 
-# -- the one atomic writer
+# -- the atomic writer
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])

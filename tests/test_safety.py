@@ -115,7 +115,7 @@ def test_a_run_with_a_method_of_ones_own_is_opened_with_consent(
 ) -> None:
     settings = {**tiny.settings("image"), "train.epochs": 1}
     words = [word for key, value in settings.items() for word in (f"--{key}", json.dumps(value).strip('"'))]
-    assert main(["run", *words, "--method", "theirs.m.Mine", "--out", "mine"]) == 0  # typed: consent enough
+    assert main(["run", *words, "--method", "theirs.m.Mine", "--out", "mine"]) == 0  # a typed name is consent enough
     for name in ("theirs.m", "theirs"):
         del sys.modules[name]
     with pytest.raises(ConfigError, match="trust"):
@@ -123,7 +123,7 @@ def test_a_run_with_a_method_of_ones_own_is_opened_with_consent(
     picture = str(next((tiny.folder / "pictures" / "test" / tiny.classes[0]).iterdir()))
     assert main(["predict", "mine", picture]) == 2
     assert main(["predict", "mine", picture, "--trust"]) == 0
-    assert bace.load("mine").classes_ == list(tiny.classes)  # imported by now
+    assert bace.load("mine").classes_ == list(tiny.classes)  # the module is already imported
 
 
 def test_a_class_that_is_not_a_method_is_refused(theirs: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_class_that_is_not_a_method_is_refused(theirs: Path) -> None:
         find_method("pathlib.Path")
 
 
-# -- 2: what we did not write stays
+# -- 2: files that bace did not write stay
 
 
 def test_saving_a_learner_deletes_nothing_of_the_users(tiny: Any, tmp_path: Path) -> None:
@@ -142,14 +142,14 @@ def test_saving_a_learner_deletes_nothing_of_the_users(tiny: Any, tmp_path: Path
         (tmp_path / "photos" / name / "me.jpg").touch()
     with pytest.raises(ConfigError, match="not empty and holds no saved learner"):
         learner.save(tmp_path / "photos")
-    for _ in range(3):  # a folder of ours, in which the user keeps something too
+    for _ in range(3):  # a folder of ours in which the user also keeps files
         learner.save(tmp_path / "mine")
         (tmp_path / "mine" / "20240101").mkdir(exist_ok=True)
         (tmp_path / "mine" / "20240101" / "me.jpg").touch()
         (tmp_path / "mine" / "notes.txt").touch()
     names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert {"photos/20240101/me.jpg", "photos/7/me.jpg", "mine/20240101/me.jpg", "mine/notes.txt"} <= names
-    assert sorted(p.parent.name for p in tmp_path.rglob("sha256.json")) == ["00000003"]  # of ours, the newest
+    assert sorted(p.parent.name for p in tmp_path.rglob("sha256.json")) == ["00000003"]  # the newest of ours
     assert bace.Learner.load(tmp_path / "mine").classes_ == ["a", "b"]
 
 
@@ -158,14 +158,14 @@ def test_a_checkpoint_folder_in_which_a_user_put_something_keeps_that(tmp_path: 
     (tmp_path / "00000001" / "notes.txt").touch()
     checkpoint.save(tmp_path, {"a": torch.ones(1)}, {}, keep=1)
     assert [path.name for path in (tmp_path / "00000001").iterdir()] == ["notes.txt"]
-    (tmp_path / "²").mkdir()  # a digit to Python, no number
+    (tmp_path / "²").mkdir()  # a digit for Python, but not a number
     (tmp_path / "00000009").touch()
     found = checkpoint.load(tmp_path)
     assert found is not None
     assert found[0]["a"].item() == 1
 
 
-# -- 4: what was changed is noticed
+# -- 4: changes are noticed
 
 
 def test_a_changed_run_json_is_refused_with_what_changed(tiny: Any, run: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_run_is_not_resumed_with_other_settings(tiny: Any, tmp_path: Path) -> 
     settings = tiny.settings("image", method="SEQ", **{"train.epochs": 1})
     bace.run(settings, out=tmp_path / "run")
     newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
-    shutil.rmtree(newest)  # cut after the second task
+    shutil.rmtree(newest)  # as if the run had stopped after the second task
     (tmp_path / "run" / "metrics.json").unlink()
     edited(tmp_path / "run" / "run.json", lambda about: about["config"]["train"].update(lr=0.5))
     with pytest.raises(CheckpointError, match=r"config\.train\.lr"):
@@ -194,7 +194,7 @@ def test_a_run_folder_from_before_run_json_was_noted_still_opens(run: Path, tiny
     assert bace.load(str(run)).classes_ == list(tiny.classes)
 
 
-# -- 5: asked to stop
+# -- 5: requests to stop
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_continue(tiny: Any, tmp_path: Path) -> None:

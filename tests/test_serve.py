@@ -36,7 +36,7 @@ from bace.serving.examples import MOST_LETTERS, Held, Limits, Refused, read_body
 from bace.serving.served import Served, Watched
 from bace.serving.server import LOOPBACK, listen, make_app, own_names
 
-pytestmark = pytest.mark.xdist_group("serve")  # one server of each modality for all
+pytestmark = pytest.mark.xdist_group("serve")  # all tests share one server for each modality
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
 LIMITS = Limits(body=100_000, examples=20, total=150_000)
 EVIL = "<img src=x onerror=window.hit=1>"
@@ -194,7 +194,7 @@ def test_classes_health_and_the_description_are_told(services: Any) -> None:
     assert "413" in found["paths"]["/predict"]["post"]["responses"]
 
 
-# -- what is refused
+# -- refusals
 
 
 def png(width: int, height: int) -> bytes:
@@ -351,13 +351,13 @@ def test_bytes_of_all_requests_together_are_limited(services: Any) -> None:
         wait_for_held(80_000)
         status, answer = ask(service.port, "/predict", body, JSON)
         assert (status, "80,000" in answer["detail"], "150,000" in answer["detail"]) == (503, True, True)
-        assert len(service.predictions(inputs("w1"), JSON)) == 1  # which fits
+        assert len(service.predictions(inputs("w1"), JSON)) == 1  # this request fits
         wait_for_held(80_000)
     wait_for_held(0)
     assert len(service.predictions(body, JSON)) == 1
 
 
-# -- passed together
+# -- requests that are predicted together
 
 
 class Slow:
@@ -421,7 +421,7 @@ def test_more_than_may_wait_is_refused() -> None:
         batcher.submit(model.predict, [4])
     model.go.set()
     assert first.result(30) == [2, 4, 6]
-    assert batcher.submit(model.predict, [4] * 5).result(30) == [8] * 5  # alone, however many
+    assert batcher.submit(model.predict, [4] * 5).result(30) == [8] * 5  # alone, any number of examples fits
     batcher.close()
 
 
@@ -585,7 +585,7 @@ def test_pictures_dropped_on_the_page_are_predicted(services: Any, page: Page, f
     assert any("b.png" in line and "cannot be decoded" in line for line in lines)
     bars = "[...document.querySelectorAll('.share i')].map(bar => bar.offsetWidth / bar.parentElement.offsetWidth)"
     told = "[...document.querySelectorAll('dd.number')].map(number => parseFloat(number.textContent) / 100)"
-    assert page.run(bars) == pytest.approx(page.run(told), abs=0.02)  # as long as the probability is high
+    assert page.run(bars) == pytest.approx(page.run(told), abs=0.02)  # bars are as long as the probability is high
     page.run("document.getElementById('reject').value = 1")
     page.run("document.getElementById('clear').click()")
     dropped(page, ("0.png", "image/png", files[0]))
@@ -593,7 +593,7 @@ def test_pictures_dropped_on_the_page_are_predicted(services: Any, page: Page, f
     page.run("document.getElementById('clear').click()")
     dropped(page, ("large.png", "image/png", files[0] + bytes(LIMITS.body)))
     wait_for(page, f"{LINES}.some(line => line.includes('the server takes 100,000'))")
-    assert page.run("window.hit") is None  # a class has the name of a tag
+    assert page.run("window.hit") is None  # no script ran, although a class has the name of a tag
     assert [said for said in page.complaints if "422" not in said] == []
 
 
@@ -664,7 +664,7 @@ def test_a_body_that_does_not_arrive_is_refused_and_its_bytes_are_given_back(mon
     async def receive() -> dict[str, Any]:
         if part := next(parts, None):
             return part
-        await asyncio.sleep(60)  # the client says nothing more
+        await asyncio.sleep(60)  # the client sends nothing more
         raise AssertionError
 
     async def answer() -> None:

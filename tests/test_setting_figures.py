@@ -36,7 +36,7 @@ def made(tmp_path: Path, *runs: dict[str, Any]) -> list[Group]:
 def drawn(figure: Any) -> dict[str, list[Any]]:
     """The values of each line or bar, by its name. The page's script needs both axes, and a line for each shape."""
     assert figure is not None
-    graph_objects.Figure(data=figure["data"], layout=figure["layout"])  # refuses what plotly does not know
+    graph_objects.Figure(data=figure["data"], layout=figure["layout"])  # refuses keys that plotly does not know
     json.dumps(figure, allow_nan=False)
     assert {"xaxis", "yaxis"} <= figure["layout"].keys()
     return {trace["name"]: trace["y"] for trace in figure["data"]}

@@ -152,7 +152,7 @@ def test_texts_of_several_columns_are_joined_and_integers_sort_by_value(tmp_path
     columns = {"title": ["t1", "t2", "t3"], "content": ["c1", "", "c3"], "label": [10, 2, 2]}
     path = parquet(tmp_path / "all.parquet", columns)
     with pytest.warns(UserWarning, match="1 of 3 texts are empty"):
-        assert read(path).inputs == ["c1", "c3"]  # content is the likelier name
+        assert read(path).inputs == ["c1", "c3"]  # content is the more likely name
     table = read(path, input_column=["title", "content"])
     assert table.inputs == ["t1 c1", "t2", "t3 c3"]
     assert (table.labels, table.names) == (["10", "2", "2"], ["2", "10"])
@@ -265,7 +265,7 @@ def test_integer_labels_outside_the_class_names_are_refused(tmp_path, label, mes
 @pytest.mark.parametrize("module", ["pyarrow.parquet", "datasets"])
 def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch, module):
     write(tmp_path / "train.parquet", "never opened")
-    monkeypatch.setitem(sys.modules, module, None)  # makes the import fail as for a package that is not installed
+    monkeypatch.setitem(sys.modules, module, None)  # the import fails as for a package that is not installed
     with pytest.raises(ConfigError, match=r'pip install "bace-cil\[datasets\]"'):
         read(tmp_path if module == "pyarrow.parquet" else "owner/name")
 
@@ -395,11 +395,11 @@ def test_pictures_of_unequal_sizes_become_centre_squares(tmp_path):
     save(square, tmp_path / "a" / "x.png")
     assert read(tmp_path).inputs.shape == (2, 3, 256, 256)
     table = read(tmp_path, image_size=10)
-    # the definition: shorter side to 10 by the antialiased bicubic filter, then the middle of the longer one
+    # by definition, the shorter side becomes 10 by the antialiased bicubic filter, and the longer one is cropped
     expected = as_tensor(image.resize((20, 10), Image.Resampling.BICUBIC).crop((5, 0, 15, 10)))
     assert table.inputs.shape == (2, 3, 10, 10)
     difference = (table.inputs[0].int() - expected.int()).abs()
-    assert difference[:, :, 2:-2].max() <= 1  # nearer to the border the filter would reach beyond the square
+    assert difference[:, :, 2:-2].max() <= 1  # closer to the border, the filter would reach beyond the square
     assert torch.equal(read(tmp_path, image_size=20).inputs[1], as_tensor(square))
 
 
@@ -407,7 +407,7 @@ def test_grey_palette_alpha_and_sixteen_bit_pictures_become_three_channels(tmp_p
     grey = picture(0, grey=True)
     deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 256 + 77)
     clear = Image.new("RGBA", (8, 6), (10, 20, 30, 0))
-    thin = Image.new("RGBA", (8, 6), (0, 100, 200, 51))  # a fifth over white: 204, 224, 244
+    thin = Image.new("RGBA", (8, 6), (0, 100, 200, 51))  # one fifth opaque over white: 204, 224, 244
     palette = picture(1).quantize(16)
     for name, image in zip("abcde", [grey, deep, clear, thin, palette], strict=True):
         save(image, tmp_path / "c" / f"{name}.png")
@@ -431,7 +431,7 @@ def test_a_photograph_stored_on_its_side_is_set_upright(tmp_path):
     image = Image.new("RGB", (16, 8), "black")
     image.paste("white", (0, 0, 8, 8))  # the left half
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees clockwise: left becomes top
+    exif[0x0112] = 6  # rotate by 90 degrees clockwise: left becomes top
     image.save(tmp_path / "a.png", exif=exif)
     _, inputs = as_inputs([tmp_path / "a.png"])
     assert inputs.shape == (1, 3, 16, 8)
@@ -537,7 +537,7 @@ def test_pictures_without_folders_of_classes_are_said_to_be_so(tmp_path, inside)
     for name in (inside, "test") if inside != "." else (inside,):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / name / "1.png").write_bytes(png(picture(0)))
-    if inside == "train/deeper":  # a class
+    if inside == "train/deeper":  # this is a class
         assert read(tmp_path).labels == ["deeper"]
         return
     with pytest.raises(DataError, match=r"holds pictures, but no folders of classes.*<class>/.*train\.csv"):
@@ -558,7 +558,7 @@ def test_empty_texts_are_left_out_with_a_warning_that_says_where_they_are(tmp_pa
     with pytest.warns(UserWarning, match="memory: 1 of 2 texts are empty and left out: example 1"):
         assert len(from_records([{"text": "a", "label": "x"}, {"text": "", "label": "x"}])) == 1
     predicted = unlabelled(path, MODALITIES["text"])
-    assert [text for _, text in predicted] == ["a", "", "b", " \t"]  # every row
+    assert [text for _, text in predicted] == ["a", "", "b", " \t"]  # every row is kept
 
 
 def test_a_class_of_empty_texts_alone_is_an_error(tmp_path):
@@ -710,7 +710,7 @@ def spans(tags, begins):
 def test_iob2_keeps_the_entities_and_is_strict(tags):
     result = iob2(tags)
     old = spans(tags, lambda i: tags[i][0] == "B" or i == 0 or tags[i - 1] == "O" or tags[i - 1][2:] != tags[i][2:])
-    new = spans(result, lambda i: result[i][0] == "B")  # strict: only B- begins
+    new = spans(result, lambda i: result[i][0] == "B")  # strict: only B- begins an entity
     assert new == old
     assert [tag[2:] for tag in result] == [tag[2:] for tag in tags]
 

@@ -38,8 +38,8 @@ from bace.models.weights import read_weights
 
 NESTED = "[" * 100_000 + "]" * 100_000
 DEEP = "[" * 500 + "]" * 500  # Python's reader accepts it, but recursive functions may not
-LONG = "1" * 5000  # digits: Python refuses to make a number of them
-HALF = '"\\ud800"'  # half of a character
+LONG = "1" * 5000  # Python refuses to convert so many digits to a number
+HALF = '"\\ud800"'  # half of a surrogate pair
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def test_a_picture_starts_no_other_program(tmp_path: Path, monkeypatch: pytest.M
     ghostscript.write_text(f"#!/bin/sh\ntouch '{tmp_path}/it ran'\n")
     ghostscript.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # look for it again
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # forget the program that was found before
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\nshowpage\n%%EOF\n"
     with pytest.raises(DataError, match=r"b\.png: the picture cannot be decoded"):
         read(class_folder(tmp_path / "data", "b.png", eps), split="train")
@@ -117,7 +117,7 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header(tmp_path: Path) -
 
 def test_a_file_of_too_many_bytes_is_not_read(tmp_path: Path) -> None:
     folder = class_folder(tmp_path, "b.png", b"")
-    os.truncate(folder / "train" / "cat" / "b.png", 257 * 1024**2)  # a hole: it takes no room
+    os.truncate(folder / "train" / "cat" / "b.png", 257 * 1024**2)  # a sparse file, which takes no space
     tracemalloc.start()
     with pytest.raises(DataError, match=r"bytes; at most 268,435,456 are read"):
         read(folder, split="train")
@@ -170,7 +170,7 @@ def test_a_packed_idx_file_is_unpacked_no_further_than_it_announces(tmp_path: Pa
         find_arrays(tmp_path / "large", "train")
 
 
-# -- 8: what has no end
+# -- 8: inputs without an end
 
 
 def test_a_state_dict_that_holds_itself_ends(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_pipe_named_like_a_picture_is_refused(tmp_path: Path) -> None:
     os.mkfifo(folder / "train" / "cat" / "pipe.jpg")
     (folder / "train" / "cat" / "b.png").unlink()
     program = f"from bace.data.table import read; read({str(folder)!r}, split='train')"
-    child = processes.run(program)  # of its own: what waits for a pipe cannot be interrupted
+    child = processes.run(program)  # a separate process, because waiting for a pipe cannot be interrupted
     assert "DataError" in child.stderr
     assert "pipe.jpg: the picture cannot be decoded (it is not an ordinary file)" in child.stderr
 
@@ -227,7 +227,7 @@ def test_a_line_that_cannot_be_used_is_named(tmp_path: Path, line: str, says: st
     with pytest.raises(DataError, match=says) as error:
         read(tmp_path, split="train")
     assert "train.jsonl, line 2" in str(error.value)
-    str(error.value).encode()  # can be shown
+    str(error.value).encode()  # the message can be printed
 
 
 @pytest.mark.parametrize("y", [None, 3, "ab", b"ab", object()])
@@ -288,7 +288,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def test_json_that_cannot_be_used_is_named(run: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     (run / name).write_text(text)
     status = main(["report", str(run), "--out", str(run / "page.html")])
-    unknown = {"log.jsonl": ("[]", "3", "", '{"config": {}}'), "studies.json": ('{"config": {}}',)}  # is passed over
+    unknown = {"log.jsonl": ("[]", "3", "", '{"config": {}}'), "studies.json": ('{"config": {}}',)}  # these are ignored
     if text in unknown.get(name, ()):
         assert status == 0
     else:
@@ -345,7 +345,7 @@ def test_a_forged_checkpoint_with_right_sums_gets_one_sentence(
     for folder in (run / "checkpoints").iterdir():
         edited(folder / "state.json", change)
         with_sums(folder)
-    about_data = change in FORGED[-1:]  # for going on only
+    about_data = change in FORGED[-1:]  # this change matters only when the run continues
     if not about_data:
         assert main(["predict", str(run), str(run / "run.json")]) == 2
         one_sentence(capsys)
@@ -411,7 +411,7 @@ def test_a_forged_learner_with_right_sums_gets_one_sentence(tiny: Any, tmp_path:
     folder = saved(tiny, tmp_path / "saved")
     state = folder / "00000001" / "state.json"
     before = state.read_text()
-    newer = ("format", "chosen", "history", "temperature", "auto", "encoder")  # what has none is of formats 1 to 3
+    newer = ("format", "chosen", "history", "temperature", "auto", "encoder")  # formats 1 to 3 lack these keys
     changes = [without(key) for key in json.loads(before) if key not in newer]
     changes += [put("format", 99), put("chosen", {"seed": 1}), put("history", 3), put("temperature", "hot")]
     changes += [put("given", 3), put("given", {"unknown": 1}), put("tasks", 3)]
@@ -435,14 +435,14 @@ def test_a_forged_learner_with_right_sums_gets_one_sentence(tiny: Any, tmp_path:
     assert bace.Learner.load(folder).classes_ == ["a", "b"]
 
 
-# -- 9: a disk that takes nothing
+# -- 9: disks that cannot be written
 
 
 def test_a_full_disk_under_the_page_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "run")
     (tmp_path / "page.html").write_text("old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # no file may grow beyond: as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # no file may grow beyond this, as on a full disk
     try:
         assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 2
     finally:
@@ -465,7 +465,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(
 
 
 def test_control_characters_are_shown_escaped(tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    clear = "\x1b[2J\x07\u202e"  # clears the screen, rings, and turns the text around
+    clear = "\x1b[2J\x07\u202e"  # clears the screen, rings the bell, and reverses the text
     write_run(tmp_path / "runs" / f"done{clear}", f"ER{clear}", benchmark=f"digits{clear}")
     write_run(tmp_path / "runs" / f"half{clear}", finished=False)
     assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "page.html")]) == 0
@@ -557,7 +557,7 @@ def test_a_model_brings_no_code(tiny: Any, tmp_path: Path, monkeypatch: pytest.M
         for file in folder.glob("tokenizer_config.json"):
             edited(file, lambda config: config.update(auto_map={"AutoTokenizer": ["evil.Mine", "evil.Mine"]}))
             edited(file, lambda config: config.update(tokenizer_class="Mine"))
-        with suppress(BaceError):  # refused is as good as loaded without
+        with suppress(BaceError):  # it may be refused, or loaded without the code
             load(str(folder))
         assert not (tmp_path / "it ran").exists()
 
@@ -572,7 +572,7 @@ def test_no_source_of_ours_trusts_remote_code() -> None:
     sources = [path.read_text() for path in Path(bace.__file__).parent.rglob("*.py")]
     assert sum(source.count("trust_remote_code") for source in sources) == 1
     assert sum(source.count("trust_remote_code=False") for source in sources) == 1
-    # a tokenizer, the tokenizer of a saved model, transformers' own classes; and our model card
+    # a tokenizer, the tokenizer of a saved model, transformers' own classes, and our model card
     assert sum(source.count(".from_pretrained(") for source in sources) == 4
 
 

@@ -15,8 +15,8 @@ from bace.data.modalities.text import Texts, flat
 from bace.data.modalities.token import Entities
 from bace.errors import DataError, StreamRefused
 
-# Three tasks of two classes, ten examples each: six to train on, one to validate, three to test.
-# Example e is of task e // 10; its class is 2 * task + e % 2.
+# Three tasks have two classes with ten examples each: six to train on, one to validate, three to test.
+# Example e belongs to task e // 10; its class is 2 * task + e % 2.
 
 
 def ids(*values: int) -> Tensor:
@@ -193,7 +193,7 @@ def test_rows_of_sentences_are_exactly_those_asked_for_and_each_sentence_is_pass
     allowed = [r for e in (0, 2, 5, *range(10, 16)) for r in row_ids(stream, e)]
     asked = data.draw(st.lists(st.sampled_from(allowed), min_size=1, max_size=20))
     batch = stream.rows(torch.tensor(asked))
-    assert batch.rows.tolist() == asked  # in their order, repeats included
+    assert batch.rows.tolist() == asked  # in the given order, including repeats
     assert len(set(batch.examples.tolist())) == len(batch.examples)
     owner = [next(e for e in range(30) if r in row_ids(stream, e)) for r in asked]
     assert sorted(set(owner)) == sorted(batch.examples.tolist())
@@ -202,7 +202,7 @@ def test_rows_of_sentences_are_exactly_those_asked_for_and_each_sentence_is_pass
     assert batch.at is not None
     for (at_example, at_token), e, r in zip(batch.at.tolist(), owner, asked, strict=True):
         assert int(batch.examples[at_example]) == e
-        assert batch.inputs["input_ids"][at_example, 0] == e + 100  # the passed sentence is the owner's
+        assert batch.inputs["input_ids"][at_example, 0] == e + 100  # the passed sentence is that of the owner
         assert at_token == 1 + 2 * row_ids(stream, e).index(r)
 
 
@@ -214,7 +214,7 @@ def test_by_group_lists_the_examples_that_show_each_class_or_type_in_their_order
     stream = sentences()
     stream.begin(stream[1], ids(3))
     found = stream.by_group(ids(13, 3, 10))
-    assert {g: e.tolist() for g, e in found.items()} == {0: [3], 1: [13, 10]}  # types; O is nobody's
+    assert {g: e.tolist() for g, e in found.items()} == {0: [3], 1: [13, 10]}  # groups are types; O has no group
 
 
 def test_group_of_names_one_group_for_each_example():
@@ -379,7 +379,7 @@ def test_bucketed_training_batches_are_runs_of_one_sorted_window(lengths, size, 
     assert len(made) == len(batches(False)) == -(-len(lengths) // size)
     short = [batch for batch in made if len(batch) < size]
     assert [len(batch) for batch in short] == ([len(lengths) % size] if len(lengths) % size else [])
-    if len(lengths) // size <= BUCKET:  # what is full: sorted all together
+    if len(lengths) // size <= BUCKET:  # full batches are sorted together
         full = sorted(sorted(stream.data.lengths[batch].tolist()) for batch in made if len(batch) == size)
         together = [n for batch in full for n in batch]
         assert together == sorted(together)
@@ -400,7 +400,7 @@ def test_bucketing_saves_padding_and_leaves_no_order_by_length():
     assert padded(plain) > 1.7 * int(lengths.sum())  # the longest of 8 is 8/9 of 100 on average, the mean is a half
     assert padded(bucketed) < 1.05 * int(lengths.sum())
     longest = torch.tensor([float(lengths[batch].max()) for batch in bucketed])
-    assert abs(float(torch.corrcoef(torch.stack([longest[1:], longest[:-1]]))[0, 1])) < 0.3  # of one batch and the next
+    assert abs(float(torch.corrcoef(torch.stack([longest[1:], longest[:-1]]))[0, 1])) < 0.3  # of successive batches
     again = stream.shuffled(examples, 8, torch.Generator().manual_seed(2), bucketing=True)
     assert {tuple(batch.tolist()) for batch in again}.isdisjoint(tuple(batch.tolist()) for batch in bucketed)
 

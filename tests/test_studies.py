@@ -117,7 +117,7 @@ def test_past_and_test_data_are_open_to_a_study_only_while_it_looks(tiny):
 def test_the_time_of_studies_is_not_counted_as_the_method_s(tiny, monkeypatch):
     config = config_from(tiny.settings("image", method="SEQ", studies=["tracking"]))
     trainer = Trainer(*assemble(config), config, studies=chosen(config))
-    ticks = iter([(1000.0, 20.0), (1500.0, 90.0)])  # seconds and passes: before the studies, and after
+    ticks = iter([(1000.0, 20.0), (1500.0, 90.0)])  # seconds and passes before and after the studies
     monkeypatch.setattr(trainer, "spent", lambda: next(ticks))
     trainer.clock = (10.0, 5.0)
     monkeypatch.setattr(trainer, "studies", {})
@@ -180,7 +180,7 @@ def test_the_linear_probe_agrees_with_logistic_regression_on_the_same_features()
     assert agree > 0.998
     accuracy = float((logits.argmax(1) == truth).double().mean())
     assert accuracy == pytest.approx(oracle.score(asked.numpy(), truth.numpy()), abs=0.001)
-    assert 0.7 < accuracy < 0.95  # a problem on which they could differ
+    assert 0.7 < accuracy < 0.95  # not so easy that they could not differ
 
 
 @pytest.mark.parametrize("make", [CosineHead, LinearHead])
@@ -335,7 +335,7 @@ def test_the_gallery_of_a_method_without_neighbours_shows_the_nearest_of_the_tas
     features = F.normalize(seen.method.outputs(ids, seen.method.teacher).features.double(), dim=1)
     place = {int(i): row for row, i in enumerate(ids)}
     classes = {anchor["label"] for anchor in found["anchors"]}
-    assert len(classes) == 2  # of both classes of the task
+    assert len(classes) == 2  # both classes of the task
     for anchor in found["anchors"]:
         own = place[anchor["example"]]
         away = (features - features[own]).norm(dim=1)
@@ -399,7 +399,7 @@ def test_anchors_are_of_different_classes_as_long_as_there_are_any():
     assert len(gallery.choose(torch.zeros(2, dtype=torch.int64), generator(0))) == 2
 
 
-# -- bias, and methods that a study says nothing about
+# -- bias, and methods for which a study is not defined
 
 
 def test_the_learned_bias_is_recorded_after_each_task(tiny):

@@ -145,7 +145,7 @@ def check_windows(data: Entities, pieces: list[range], sentences: list[list[str]
     assert [len(p) >= 1 for p in pieces] == [True] * len(sentences)
     assert [e for p in pieces for e in p] == list(range(len(data)))
     for sentence, examples in zip(sentences, pieces, strict=True):
-        expected = []  # each word's pieces, tokenised alone
+        expected = []  # the pieces of each word, tokenised alone
         for one in sentence:
             own = tokenizer([one], is_split_into_words=True, add_special_tokens=False)["input_ids"]
             expected.append((own or [tokenizer.unk_token_id])[: max_length - 2])
@@ -214,7 +214,7 @@ def test_taken_sentences_come_first_when_they_are_prepended_with_their_words(tok
     [
         ("Angela Merkel visited Paris.", "Angela|Merkel|visited|Paris|."),
         ('the U.S. army (in the U.S.), J. Smith\'s "dog"', 'the|U.S.|army|(|in|the|U.S.|)|,|J.|Smith\'s|"|dog|"'),
-        ("a , b . ( c )", "a|,|b|.|(|c|)"),  # split already
+        ("a , b . ( c )", "a|,|b|.|(|c|)"),  # already split
         (":) ... '' @user #tag 3.5. don't", ":)|...|''|@user|#tag|3.5|.|don't"),
         ("«Où?» “Là!”", "«|Où|?|»|“|Là|!|”"),
         ("  x\t\ny  ", "x|y"),
@@ -267,7 +267,7 @@ def test_minilm_reads_words_at_their_first_piece(minilm):
         first.append(at)
         at += len(minilm.tokenize(one))
     assert positions_of(data, 0) == first
-    assert any(b - a > 1 for a, b in itertools.pairwise(first))  # some word has several pieces
+    assert any(b - a > 1 for a, b in itertools.pairwise(first))  # some words have several pieces
     ids = ids_of(data, 0)
     assert (ids[0], ids[-1], len(ids)) == (minilm.cls_token_id, minilm.sep_token_id, at + 1)
     assert minilm.decode(ids[1:-1]) == "angela merkel visited constantinople, unbelievably!"

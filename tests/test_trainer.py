@@ -78,7 +78,7 @@ class Plane(nn.Module):
         return hidden[:, 0]
 
 
-# by class: training points, test points. Task 1 is east and north, task 2 west and south.
+# Training and test points by class. Task 1 is east and north, task 2 is west and south.
 TRAIN = {0: [(2, 0), (1, 0), (4, 1), (4, -1)], 1: [(0, 3), (0, 1), (1, 5), (-1, 5)],
          2: [(-1, 0), (-3, 0), (-2, 1), (-2, -1)], 3: [(0, -1), (0, -2), (1, -3), (-1, -3)]}  # fmt: skip
 TEST = {0: [(1, 0)], 1: [(0, 1)], 2: [(-1, 0.1), (1, 0.1)], 3: [(0.1, -1), (-0.1, -2)]}
@@ -131,7 +131,7 @@ def trainer_of(
     return kind(method, stream, config, **(callbacks or {}))
 
 
-# -- cut at every resume point, all must end as the straight run
+# -- runs cut at every resume point, which must end like the uninterrupted run
 
 
 @dataclasses.dataclass
@@ -424,14 +424,14 @@ def test_clipping_comes_after_before_step():
     assert moves == pytest.approx([0.01] * 4, rel=1e-3)
     moves.clear()
     trainer_of(Shouting(), tasks=(2,), epochs=1, lr=1e-6).run()
-    assert min(moves) > 1e-4  # not clipped
+    assert min(moves) > 1e-4  # the gradient is not clipped
 
 
 def test_a_stages_own_clipping_wins():
     class Clipped(Slope):
         def stages(self, task: Task) -> list[Stage]:
             own = {"batch_size": 8, "groups": lambda: {"own": [self.p]}}
-            clips = (0.5, 0.0, None)  # its own, none at all, the run's
+            clips = (0.5, 0.0, None)  # its own value, no clipping, and the value of the run
             return [self.stage(task, name=f"clip {clip}", clip=clip, **own) for clip in clips]
 
     trainer = trainer_of(Clipped(), tasks=(2,), epochs=1, lr=0.1, clip=0.25)
@@ -448,7 +448,7 @@ def test_a_small_gradient_is_not_clipped():
 @pytest.mark.parametrize(
     ("reset", "trace"),
     [
-        # momentum 1/2, lr 1, gradient 1, two steps a task: v = 1, 3/2 and anew; or 1, 3/2, 7/4, 15/8
+        # momentum 1/2, lr 1, gradient 1, two steps per task: v = 1, 3/2 and again 1, 3/2; or 1, 3/2, 7/4, 15/8
         (True, [-1, -2.5, -3.5, -5]),
         (False, [-1, -2.5, -4.25, -6.125]),
     ],
@@ -617,7 +617,7 @@ def test_terms_are_summed_and_each_is_logged_as_the_mean_over_steps():
     assert epoch["terms"] == {"up": (2 + -1) / 2, "down": (1 + 2) / 2}  # at p = 0 and p = -1
     assert epoch["loss"] == 2.0
     assert (epoch["task"], epoch["stage"], epoch["epoch"]) == (1, "main", 0)
-    assert log[1]["terms"] == {"up": (-4 + -7) / 2, "down": (3 + 4) / 2}  # the second epoch's alone
+    assert log[1]["terms"] == {"up": (-4 + -7) / 2, "down": (3 + 4) / 2}  # the second epoch alone
 
 
 def test_only_the_stages_module_is_in_training_mode():
@@ -630,7 +630,7 @@ def test_only_the_stages_module_is_in_training_mode():
 
         def loss(self, batch: Batch) -> Loss:
             modes.append((self.model.training, self.other.training, self.training))
-            self.outputs(batch.examples)  # a peek puts the mode back
+            self.outputs(batch.examples)  # `outputs` restores the mode
             assert self.model.training
             return super().loss(batch)
 
@@ -696,7 +696,7 @@ def test_named_passes_have_dropout_of_their_own_whatever_ran_before(tiny):
     assert not torch.equal(passes("new", seed=12)[0], new)
     before = torch.get_rng_state()
     passes("new")
-    assert torch.equal(torch.get_rng_state(), before)  # torch's own generator goes on as if nothing had been dropped
+    assert torch.equal(torch.get_rng_state(), before)  # torch's own generator continues as if nothing had been dropped
     model.eval()
     assert torch.equal(*passes("new", "replay"))
 
@@ -734,7 +734,7 @@ class TwoStages(Method):
         self.squares = nn.ModuleList()
         self.register_buffer("prepared", torch.zeros((), dtype=torch.int64))
         self.register_buffer("table", torch.zeros(0))  # grows with the tasks
-        self.structures = 0  # of this process
+        self.structures = 0  # counted in this process
 
     def stages(self, task: Task) -> list[Stage]:
         def structure() -> None:
@@ -755,7 +755,7 @@ class TwoStages(Method):
             loss=self.square_loss,
             structure=structure,
             prepare=prepare,
-            examples=lambda: task.train[: 4 + int(self.prepared)],  # decided late
+            examples=lambda: task.train[: 4 + int(self.prepared)],  # decided only when the stage begins
             module=lambda: self.squares[-1],
         )
         return [self.stage(task), second]
@@ -768,7 +768,7 @@ class TwoStages(Method):
         self.noted = (stage.name, self.now.task, self.now.epoch)
 
     def after_epoch(self, stage: Stage) -> None:
-        assert self.noted == (stage.name, self.now.task, self.now.epoch)  # also after a cut in the middle
+        assert self.noted == (stage.name, self.now.task, self.now.epoch)  # also after a resume in the middle
         self.table = self.table + torch.rand(1, generator=self.now.rng("after"))
 
 
@@ -870,7 +870,7 @@ def test_what_a_stage_does_not_train_asks_for_no_gradient_until_the_stage_is_ove
             return [self.stage(task), last]
 
         def build(self, model: Model) -> Model:
-            model.head.sigma.requires_grad_(False)  # stays so
+            model.head.sigma.requires_grad_(False)  # it must stay frozen
             return model
 
         def before_step(self, batch: Batch) -> None:
@@ -921,7 +921,7 @@ SCRIPT = (1.0, 2.0, 1.5, 1.7, 3.0, 4.0)
     ("patience", "valid", "epochs"),
     [
         (1, 2, 3),  # best after the 2nd epoch, the 3rd is worse
-        (2, 2, 4),  # the 4th is better than the 3rd, but not than the 2nd
+        (2, 2, 4),  # the 4th is better than the 3rd, but worse than the 2nd
         (3, 2, 6),  # the 5th is better again
         (0, 2, 6),
         (1, 0, 6),  # nothing to validate on
@@ -931,7 +931,7 @@ def test_a_stage_ends_after_so_many_epochs_without_a_better_validation_loss(pati
     log: list[Any] = []
     trainer = trainer_of(Scripted(SCRIPT), epochs=6, early_stop=patience, valid=valid, callbacks={"log": log.append})
     trainer.run()
-    for task in (1, 2):  # the second task starts counting anew
+    for task in (1, 2):  # the second task starts counting again
         assert [e["epoch"] for e in log if e["event"] == "epoch" and e["task"] == task] == list(range(epochs))
     assert ("validation" in trainer.stream.licences) == bool(patience and valid)
 
@@ -954,7 +954,7 @@ def test_a_stage_that_trains_nothing_of_the_network_is_not_stopped_by_its_valida
             self.side = nn.Linear(1, 1)
 
         def stages(self, task: Task) -> list[Stage]:
-            shared = nn.Linear(1, 1).requires_grad_(False)  # part of both, trained by none
+            shared = nn.Linear(1, 1).requires_grad_(False)  # part of both modules, trained by neither
             self.model.shared = self.side.shared = shared
             return [self.stage(task, name="part", module=lambda: self.model.head),
                     self.stage(task, name="side", module=lambda: self.side)]  # fmt: skip
@@ -1018,7 +1018,7 @@ def test_what_was_logged_after_the_checkpoint_is_cut_on_resume(tiny, tmp_path, m
     def step(self: Trainer, *args: Any) -> None:
         nonlocal steps
         steps += 1
-        if steps == 10:  # three epochs of three steps are done: one of task 2
+        if steps == 10:  # three epochs of three steps are done, one of them in task 2
             raise Killed
         original(self, *args)
 
@@ -1031,7 +1031,7 @@ def test_what_was_logged_after_the_checkpoint_is_cut_on_resume(tiny, tmp_path, m
     assert found is not None
     assert log.stat().st_size > found[1]["log"]
     with log.open("a") as file:
-        file.write('{"event": "ep')  # and a line that was being written
+        file.write('{"event": "ep')  # a line that was being written
     bace.run(resume=tmp_path / "cut")
     assert log.read_bytes() == (tmp_path / "straight" / "log.jsonl").read_bytes()
     assert matrix(tmp_path / "cut") == matrix(tmp_path / "straight")
@@ -1054,7 +1054,7 @@ def test_without_a_checkpoint_a_resumed_run_starts_over(tiny, tmp_path, monkeypa
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
 
 
-# -- the head imprinted; forward transfer
+# -- imprinted heads and forward transfer
 
 
 def unit(point: Any) -> np.ndarray:
@@ -1119,8 +1119,9 @@ def test_forward_transfer_is_measured_on_the_encoder_of_the_task_before():
                 self.model.head.blocks[0].data.copy_(torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
 
     results = trainer_of(Turning(), lr=0.0, fwt=True).run()
-    # Only the second coordinate is left: class 2's means cancel to nothing (a row of zeros, score 0), class 3's point
-    # south. (-1, .1) and (1, .1) look north, to an old row; (.1, -1) and (-.1, -2) look south: half are right.
+    # Only the second coordinate is left. The means of class 2 cancel to zero (a row of zeros, score 0), and class 3's
+    # row points south. (-1, .1) and (1, .1) point north, to an old row; (.1, -1) and (-.1, -2) point south. So half are
+    # right.
     assert results.before == [50.0]
 
 
@@ -1191,7 +1192,7 @@ def test_bucketed_training_sees_every_text_pads_less_and_resumes_exactly(tiny):
 @pytest.mark.parametrize("modality", ["text", "token"])
 def test_features_and_scores_do_not_depend_on_how_texts_are_put_into_batches(tiny, modality):
     found = []
-    for size in (128, 4):  # all in one part; parts of similar lengths
+    for size in (128, 4):  # all texts in one part, and parts of similar lengths
         config = config_from(tiny.settings(modality, method="seq", **{"train.eval_batch_size": size}))
         method, stream = assemble(config)
         trainer = Trainer(method, stream, config)

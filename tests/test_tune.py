@@ -40,7 +40,7 @@ def test_a_search_opens_no_test_example_and_none_of_a_later_task(tiny: Any, tmp_
     path = {"benchmark.path": spoilt(tiny, tmp_path / "pictures")}
     found = tune(search(tiny, "train.lr", **path), tmp_path / "out", trials=2)
     assert found.trials == 2
-    with pytest.raises(DataError, match="cannot be decoded"):  # a run does open them
+    with pytest.raises(DataError, match="cannot be decoded"):  # an ordinary run opens them
         bace.run(search(tiny, **path).config({}))
 
 
@@ -49,7 +49,7 @@ def test_the_stream_of_a_trial_holds_training_examples_alone_and_refuses_what_is
     stream = trainer.stream
     _, whole = bace.experiments.assemble.assemble(search(tiny).config({}))
     assert [task.name for task in stream] == [task.name for task in whole[:2]]
-    assert len(stream.data) == sum(len(task.train) for task in whole[:2])  # no example of the test is in it
+    assert len(stream.data) == sum(len(task.train) for task in whole[:2])  # it holds no test example
     for ours, theirs in zip(stream, whole, strict=False):
         assert len(ours.train) + len(ours.test) == len(theirs.train)
         assert len(ours.test) == round(0.2 * len(theirs.train))
@@ -99,7 +99,7 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_what_was_cut_off(
     study = load(tmp_path)
     assert [trial.params for trial in study.trials].count(cut.params) == 2
     rates = [trial.params["train.lr"] for trial in study.trials if trial.number != cut.number]
-    assert len(set(rates)) == 4  # no trial is a repetition of another
+    assert len(set(rates)) == 4  # no trial repeats another
     assert tune(asked, tmp_path, trials=4).trials == 4  # nothing is left to do
     with pytest.raises(ConfigError, match="other settings"):
         tune(search(tiny, "train.lr", **{"train.epochs": 2}), tmp_path, trials=5)
@@ -130,7 +130,7 @@ def test_a_trial_that_is_worse_than_most_is_stopped_after_its_first_task(tiny: A
     asked = search(tiny, "train.lr=0:0.02")
     tune(asked, tmp_path, trials=1)
     study = load(tmp_path)
-    for _ in range(5):  # five that were perfect
+    for _ in range(5):  # five perfect trials
         trial = study.ask(space_of(asked))
         trial.report(100.0, step=1)
         study.tell(trial, 100.0)

@@ -55,7 +55,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             link = packages / part
             if not link.exists():
                 link.symlink_to(Path(str(package.locate_file(part))))
-    # without an index: pip finds every requirement satisfied, or fails
+    # without an index, pip finds every requirement satisfied or fails
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-index"]
     subprocess.run([*pip, "--no-compile", wheel], check=True, capture_output=True)
     yield folder

@@ -45,7 +45,7 @@ def tiny_model(family: str, **changes: Any) -> Any:
         torch.manual_seed(5)
         model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**(config | changes)))
     generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():  # transformers starts biases, class tokens and some position tables at zero
+    with torch.no_grad():  # transformers initialises biases, class tokens and some position tables with zeros
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
     return model.eval()

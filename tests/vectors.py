@@ -15,7 +15,7 @@ from bace.data.modality import Examples, Inputs, Modality, Table
 from bace.data.settings import DataSettings
 from bace.models.encoder import Encoder, PassCounter
 
-NUMBERS, WIDTH = 6, 16  # in a vector, in a feature
+NUMBERS, WIDTH = 6, 16  # the numbers in a vector and in a feature
 
 
 class Vector(Modality):
@@ -49,7 +49,7 @@ VECTOR = Vector()
 
 class Vectors:
     modality = VECTOR
-    row_start = positions = lengths = None  # a row an example, all of one size
+    row_start = positions = lengths = None  # one row per example, all of one size
     random_views = False
 
     def __init__(self, values: Tensor) -> None:  # (examples, NUMBERS)

@@ -1,4 +1,4 @@
-"""The entry point; see the package."""
+"""Run campaigns. The docstring of the package describes them."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ from campaign import damage, disk, inputs, kills, learns, stops
 from campaign.report import write_report
 from campaign.work import PRELOADED, Work
 
-# how many cases, and at most how many minutes; the number of a campaign without one is its own
+# the number of cases (None: all cases of the campaign), and the most minutes that it may take
 CAMPAIGNS: dict[str, tuple[Any, int | None, float]] = {
     "kills": (kills, 200, 30),
     "stops": (stops, 60, 10),
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def run(name: str, work: Work, limit: int | None) -> int:
-    """One campaign, from where its records end; the number of faults found."""
+    """Run one campaign from where its records end, and return the number of faults found."""
     module, usual, minutes = CAMPAIGNS[name]
     file = work.folder / f"{name}.jsonl"
     records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -18,7 +18,7 @@ from campaign.work import Case, Work, cases_in_turn, differences, one_line, run_
 TITLE = "damaged files"
 EACH = 3  # positions of each class of bytes in each file
 STUDIES = {"studies": ["tracking", "bias"]}
-EXPECTED: dict[Path, Any] = {}  # what whole folders answer
+EXPECTED: dict[Path, Any] = {}  # the answers of intact folders
 
 
 def cases(work: Work) -> Iterator[Case]:
@@ -48,8 +48,8 @@ def damaged(work: Work, whole: Path, judge: Any) -> Iterator[Case]:
 
 
 def damages(content: bytes, rng: random.Random, *, tensors: bool) -> Iterator[tuple[str, bytes | None]]:
-    """Cut, lengthened, deleted; and at some positions of each class of bytes a flipped bit, and another sign of the
-    same class, which a parser would take."""
+    """Cut, lengthen or delete a file, or change a byte at some positions of each class of bytes: flip a bit, or write
+    another character of the same class, which a parser would accept."""
     yield "deleted", None
     for length in sorted({0, 1, len(content) // 2, len(content) - 1} - {len(content), -1}):
         yield f"cut to {length} bytes", content[:length]
@@ -90,11 +90,11 @@ def judged(work: Work, whole: Path, name: Path, content: bytes | None, judge: An
     return {"outcome": outcome if outcome in right else "?", "fault": None if outcome in right else outcome}
 
 
-# -- what is asked of a damaged folder
+# -- the operations on a damaged folder
 
 
 def resumed(work: Work, folder: Path) -> str:
-    """An unfinished run is continued."""
+    """Continue an unfinished run."""
     ended = work.ask(run_or_resume(folder, ["run"]))
     noticed = "bace: warning" in ended.said
     if ended.code == 2 and "bace: error" in ended.said:
@@ -108,13 +108,13 @@ def resumed(work: Work, folder: Path) -> str:
 
 
 def opened(work: Work, folder: Path) -> str:
-    """A finished run predicts, and is reported."""
+    """Let a finished run predict, and report it."""
     straight, _ = work.straight("ER", "image", **STUDIES)
     return compared(work, folder, straight, lambda place: [predictions(work, place), reported(place)])
 
 
 def loaded(work: Work, folder: Path) -> str:
-    """A saved learner is loaded."""
+    """Load a saved learner."""
     return compared(work, folder, learner(work), lambda place: repr(state_bits(bace.Learner.load(place))))
 
 
@@ -147,7 +147,7 @@ def predictions(work: Work, folder: Path) -> Any:
 
 
 def reported(folder: Path) -> Any:
-    """All that the table and the page are made of."""
+    """Return everything that the table and the page show."""
     if code := main(["report", str(folder), "--out", "page.html"]):
         raise BaceError(f"exit code {code}") if code == 2 else RuntimeError(f"exit code {code}")
     return [repr(replace(run, folder=Path())) for run in load_runs([folder])]

@@ -29,7 +29,7 @@ from campaign.work import (
 
 TITLE = "full, failing and read-only disks; two processes"
 QUICK = {"train.epochs": 1, "checkpoint.every": 0}
-PAGE = 4096  # bytes: what a tmpfs hands out at a time
+PAGE = 4096  # bytes in a page, the unit in which a tmpfs allocates
 CREATING = ("mkdir", "rename", "replace", "fsync", "open", "ftruncate")
 DELETING = ("unlink", "rmdir")
 NEW_NAMES, NEW_USER = 0x20000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
@@ -64,7 +64,8 @@ def cases(work: Work) -> Iterator[Case]:
 
 
 def in_a_namespace(work: Work, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """In a child with mounts of its own, which vanish with it; for a user without rights, as root of its own world."""
+    """Call the function in a child with its own mounts, which vanish with it. If the user is not root, the child is
+    root in its own user namespace."""
 
     def inside() -> dict[str, Any]:
         user, group = os.getuid(), os.getgid()
@@ -131,7 +132,7 @@ def full_under_a_learner(work: Work, pages: int) -> dict[str, Any]:
 
 
 def learner(work: Work) -> Path:
-    """A saved learner of the tiny pictures' first classes."""
+    """Return the folder of a saved learner of the first classes of the tiny images."""
     folder = work.folder / "learner"
     if not folder.exists():
         ended = work.ask(lambda: teach(work, folder))
@@ -210,7 +211,7 @@ READ_ONLY: dict[str, Callable[[Work, Path], int]] = {
 
 
 def failing_call(work: Work, number: int, once: bool) -> dict[str, Any]:
-    """The disk fails at one call to the operating system (EIO), or has no room from it on (ENOSPC)."""
+    """Let the disk fail at one call to the operating system (EIO), or have no space from that call on (ENOSPC)."""
     straight, _ = work.straight("ER", "image", **QUICK)
     words = work.settings("ER", "image", **QUICK)
     folder = work.fresh() / "run"
@@ -229,7 +230,7 @@ def failing_call(work: Work, number: int, once: bool) -> dict[str, Any]:
 
 
 def count_calls(number: int, once: bool) -> None:
-    """From now on, the writing call with this number fails; unless `once`, so do all later calls that create."""
+    """From now on, let the writing call with this number fail and, unless `once`, also all later calls that create."""
     met = 0
 
     def watch(name: str) -> Callable[..., Any]:
@@ -255,7 +256,8 @@ def count_calls(number: int, once: bool) -> None:
 
 
 def together(work: Work, number: int) -> dict[str, Any]:
-    """A second process on the folder of the first, at once or later: one runs, the other stops with an error."""
+    """Start a second process on the folder of the first, at once or later. One runs, and the other stops with an
+    error."""
     rng = random.Random(f"together {number}")
     straight, seconds = work.straight("ER", "image")
     words = work.settings("ER", "image")

@@ -1,4 +1,4 @@
-"""Run folders and learners from a stranger, with invalid JSON or tensors and matching checksums."""
+"""Make run folders and learners that a stranger could forge: invalid JSON or tensors with matching checksums."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def mutate(work: Work, kind: str) -> Callable[[Path, random.Random], None]:
             path.write_text(json.dumps(strange_json(json.loads(path.read_text()), rng)))
         else:
             path.write_bytes(mutated(path.read_bytes(), rng))
-        if name == "run.json" and rng.random() < 0.5:  # a forger would change what the checkpoint says of it, too
+        if name == "run.json" and rng.random() < 0.5:  # a forger would also change the copy in the checkpoint
             state = json.loads((newest / "state.json").read_text())
             with contextlib.suppress(ValueError):
                 state["run"] = json.loads(path.read_text())
@@ -86,7 +86,7 @@ def strange_tensors(tensors: dict[str, Any], rng: random.Random) -> dict[str, An
 
 
 def with_sums(folder: Path) -> None:
-    """Checksums that fit what is there now: a forger can compute them too."""
+    """Write checksums that match the files as they are now. A forger can compute them too."""
     sums = {name: checkpoint._sha256(folder / name) for name in ("state.safetensors", "state.json")}
     (folder / "sha256.json").write_text(json.dumps(sums))
 

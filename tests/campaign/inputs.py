@@ -15,9 +15,9 @@ from campaign import folders, specimens
 from campaign.work import UNCAUGHT, Case, Work, cases_in_turn, one_line
 
 TITLE = "malformed inputs"
-MOST_MEGABYTES = 2000  # that a case may hold beyond the imported library
+MOST_MEGABYTES = 2000  # the most memory that a case may hold beyond the imported library
 PATIENCE = 60.0
-Answer = str | None  # what is wrong with the answer
+Answer = str | None  # what is wrong with the answer, if anything
 
 
 def cases(work: Work) -> Iterator[Case]:
@@ -77,7 +77,7 @@ def judged(
     return {**record, "said": answer.get("refused", "")[:200], "fault": fault}
 
 
-# -- what is asked
+# -- the operations on an input
 
 
 def read_pictures(place: Path) -> Answer:
@@ -103,8 +103,8 @@ def fits(table: Any) -> Answer:
 
 
 def read_texts(place: Path) -> Answer:
-    """Read, cut into tasks and turned into numbers, as a run does; and the labels compared with those of a reader that
-    is as simple as the format."""
+    """Read the texts, split them into tasks and turn them into numbers, as a run does. Compare the labels with those of
+    a reader that is as simple as the format."""
     settings = json.loads((place / "settings.json").read_text())
     _, stream = assemble(config_from(settings))
     if not all(0 <= target < len(stream.names) for target in stream.targets.tolist()):
@@ -122,7 +122,7 @@ def load_weights(place: Path) -> Answer:
 
 
 def asks_of_code(work: Work) -> dict[str, Callable[[Path], Answer]]:
-    """Files that would make a marker if anything in them were run."""
+    """Return the operations on files that would create a marker if any code in them ran."""
     return {
         "a pickle of weights": load_weights,
         "a zipped pickle of weights": load_weights,

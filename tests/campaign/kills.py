@@ -11,11 +11,11 @@ from typing import Any
 from campaign.work import Case, Work, differences, one_line, pairs, run_or_resume
 
 TITLE = "kill -9 at random moments"
-TRIES = 20  # a kill that comes after the end does not count
+TRIES = 20  # a kill after the end of the run does not count
 
 
 def cases(work: Work) -> Iterator[Case]:
-    """Every method and modality in turn, again and again; the number of the case determines the moments."""
+    """Yield every method and modality in turn, again and again. The number of the case determines the moments."""
     order = pairs()
     random.Random("order").shuffle(order)
     number = 0
@@ -54,7 +54,7 @@ def killed(work: Work, method: str, modality: str, number: int) -> dict[str, Any
 
 
 def place(folder: Path) -> str:
-    """What a run was doing when it was killed."""
+    """Return what a run was doing when it was killed."""
     if not (folder / "run.json").exists():
         return "before the run began"
     if any((folder / "checkpoints").glob(".*.unfinished")):

@@ -19,7 +19,7 @@ from campaign.work import Case, Work, one_line
 
 TITLE = "kill -9 of bace learn at random moments"
 MODELS = [(method, modality) for method in ("ER", "SimpleCIL", "BaCE") for modality in ("image", "text")]
-TRIES = 20  # a kill that comes after the end does not count
+TRIES = 20  # a kill after the end does not count
 
 
 def cases(work: Work) -> Iterator[Case]:
@@ -56,7 +56,8 @@ def killed(work: Work, method: str, modality: str, number: int) -> dict[str, Any
 
 
 def prepared(work: Work, method: str, modality: str) -> tuple[Path, dict[str, Any]]:
-    """A model of two classes; its scores before and after two more, and the seconds that these take."""
+    """Return a model of two classes, its scores before and after it learns two more classes, and the seconds that this
+    takes."""
     folder = work.folder / "learned" / f"{method}-{modality}"
     known = folder.with_suffix(".json")
     if not known.exists():
@@ -84,7 +85,7 @@ def scores(work: Work, folder: Path, modality: str) -> Any:
 
 
 def data(work: Work, modality: str) -> Path:
-    """Two more classes, as a user has them: class folders, or a table."""
+    """Return two more classes as users have them: class folders, or a table."""
     folder = work.folder / "more"
     if modality == "image":
         for name in work.tiny.classes[2:4]:

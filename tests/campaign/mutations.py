@@ -1,4 +1,4 @@
-"""Ways to damage bytes, lines and JSON."""
+"""Functions that damage bytes, lines and JSON."""
 
 import random
 from typing import Any
@@ -9,8 +9,9 @@ STRANGE += [[], [[]], [None], ["a", 1, None], [0] * 10_000, {}, {"": None}, {"a"
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
-    """One to three of: bits flipped, bytes replaced (often near the beginning, where formats keep their headers), a
-    piece taken out, doubled, zeroed or moved, numbers made large, the end cut off, something put in or behind."""
+    """Apply one to three changes: flip bits, replace bytes (often near the beginning, where formats keep their
+    headers), remove, double, zero or move a piece, make numbers large, cut off the end, or insert or append
+    something."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         content = rng.choice(WAYS)(bytearray(content or b"\0"), rng)
     return content
@@ -83,7 +84,7 @@ def piece(content: bytearray, rng: random.Random) -> tuple[int, int]:
 
 
 def strange_json(value: Any, rng: random.Random) -> Any:
-    """The same with something in it replaced, removed, added, or under another name."""
+    """Return a copy in which something is replaced, removed, added or renamed."""
     value = json_copy(value)
     nodes = [(value, key) for value, key in places(value)]
     for _ in range(rng.choice((1, 1, 2))):
@@ -98,13 +99,13 @@ def strange_json(value: Any, rng: random.Random) -> Any:
                 inside[f" {key}"] = inside.pop(key)
             else:
                 inside[key] = rng.choice(STRANGE)
-        except (KeyError, IndexError):  # the first change took it away
+        except (KeyError, IndexError):  # the first change removed it
             pass
     return value
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every place in nested lists and dicts, long lists by their ends."""
+    """Return every place in nested lists and dicts, and of long lists only the ends."""
     items = (
         list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
     )

@@ -57,7 +57,7 @@ def machine() -> str:
 
 
 def checkpoint_cost(folder: Path) -> str:
-    """The time to write a checkpoint, relative to the default interval of ten minutes."""
+    """Return the time to write a checkpoint, relative to the default interval of ten minutes."""
     numbers = {f"{kind}.{i}": torch.randn(5_500_000 // 100) for kind in ("weights", "momentum") for i in range(100)}
     times = []
     for _ in range(5):

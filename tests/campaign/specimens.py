@@ -1,4 +1,4 @@
-"""Valid files of every format that is read, ways to damage them, and files that would run code."""
+"""Valid files of every format that bace reads, ways to damage them, and files that would run code."""
 
 import csv
 import gzip
@@ -100,14 +100,14 @@ class Specimens:
             pq.write_table(table.replace_schema_metadata({"huggingface": described}), written, compression=packing)
             content = written.getvalue()
             if kind != "metadata":
-                tail = rng.random() < 0.5  # the footer, where Parquet keeps what it is
+                tail = rng.random() < 0.5  # the footer, where Parquet keeps its schema
                 half = len(content) // 2
                 content = content[:half] + mutated(content[half:], rng) if tail else mutated(content, rng)
             (place / "train.parquet").write_bytes(content)
 
         return make
 
-    # -- sets as published
+    # -- data sets as published
 
     def published(self, kind: str) -> Make:
         def make(place: Path, rng: random.Random) -> None:
@@ -119,10 +119,10 @@ class Specimens:
                 }
                 spoilt = rng.choice(list(files))
                 packed = kind.endswith("gz")
-                if packed and rng.random() < 0.5:  # spoilt inside, whole outside
+                if packed and rng.random() < 0.5:  # damaged inside the archive, which is intact
                     files[spoilt] = mutated(files[spoilt], rng)
                     spoilt = ""
-                if packed and rng.random() < 0.1:  # a packed file that grows without end
+                if packed and rng.random() < 0.1:  # a packed file that expands to an enormous size
                     files["train-images-idx3-ubyte"] += bytes(300_000_000)
                 for name, content in files.items():
                     content = gzip.compress(content, 1) if packed else content
@@ -166,7 +166,7 @@ class Specimens:
                 return
             tensors = timm_tensors() if kind != "npz" else jax_tensors()
             name = rng.choice(list(tensors))
-            if rng.random() < 0.5:  # whole outside, one tensor of it strange
+            if rng.random() < 0.5:  # the file is intact, but one of its tensors is strange
                 tensors[name] = rng.choice(
                     (
                         torch.zeros(0),
@@ -237,7 +237,7 @@ class Specimens:
 
 
 class Touch:
-    """Unpickled, it would make a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -247,7 +247,7 @@ class Touch:
 
 
 def name_a_method(work: Work, place: Path, kind: str) -> None:
-    """A run or a learner whose files name a class in the folder where one works."""
+    """Write a run or a learner whose files name a class in the current working directory."""
     from campaign.folders import with_sums
 
     own = {"name": "theirs.Mine", "span": "seen"}
@@ -297,7 +297,7 @@ def encoded(kind: str, rng: random.Random) -> bytes:
 
 
 def announced(rng: random.Random) -> bytes:
-    """A small PNG that announces a large picture, with the pixels, some of them, or none."""
+    """Return a small PNG that announces a large image, with all, some or none of the pixels."""
     width, height = rng.choice(
         ((13_000, 13_000), (7_999, 7_999), (2**31 - 1, 1), (1, 60_000_000), (0, 0), (60_000, 1_000))
     )
@@ -408,7 +408,7 @@ SIMPLE_READERS = {".csv": csv_labels, ".jsonl": jsonl_labels, ".conll": conll_ty
 
 
 def spoilt_header(content: bytes, rng: random.Random) -> bytes:
-    """safetensors with a header that says something else of the same numbers."""
+    """Return safetensors with a header that describes the same numbers differently."""
     length = int.from_bytes(content[:8], "little")
     header = strange_json(json.loads(content[8 : 8 + length]), rng)
     if rng.random() < 0.5:
@@ -427,7 +427,7 @@ def spoilt_header(content: bytes, rng: random.Random) -> bytes:
 
 
 def timm_tensors() -> dict[str, Any]:
-    """A ViT of width 64 with one block, under timm's names."""
+    """Return a ViT of width 64 with one block, under timm's names."""
     rng = torch.Generator().manual_seed(0)
     shapes = {"cls_token": (1, 1, 64), "pos_embed": (1, 5, 64), "patch_embed.proj.weight": (64, 3, 4, 4)}
     shapes |= {
@@ -450,7 +450,7 @@ def timm_tensors() -> dict[str, Any]:
 
 
 def jax_tensors() -> dict[str, Any]:
-    """The same under the names of Google's JAX checkpoints."""
+    """Return the same ViT under the names of Google's JAX checkpoints."""
     rng = torch.Generator().manual_seed(0)
     block = "Transformer/encoderblock_0"
     attention = f"{block}/MultiHeadDotProductAttention_1"

@@ -11,7 +11,7 @@ from campaign.work import Case, Work, differences, one_line, pairs, run_or_resum
 
 TITLE = "SIGTERM at random moments"
 TRIES = 20
-ONLY_BY_TASK = {"checkpoint.every": 0}  # inside a task only the signal saves
+ONLY_BY_TASK = {"checkpoint.every": 0}  # within a task, only the signal saves a checkpoint
 
 
 def cases(work: Work) -> Iterator[Case]:
@@ -34,7 +34,7 @@ def stopped(work: Work, method: str, modality: str, number: int) -> dict[str, An
         time.sleep(rng.uniform(0, seconds))
         child.send(signal.SIGTERM)
         ended = child.wait()
-        if ended.code and not (folder / "metrics.json").exists():  # otherwise it came after the end of the run
+        if ended.code and not (folder / "metrics.json").exists():  # otherwise the signal came after the end of the run
             break
     else:
         return {"place": "after the run had ended", "fault": None}
@@ -43,7 +43,7 @@ def stopped(work: Work, method: str, modality: str, number: int) -> dict[str, An
     if ended.code == 143 and said:
         place = "during the run, which saved a checkpoint, printed how to continue and exited with 143"
     elif ended.code == -signal.SIGTERM and not begun:
-        place = "before the run began, and the process ended"  # 143 to a shell
+        place = "before the run began, and the process ended"  # a shell reports 143
     else:
         return {"place": "?", "fault": f"exit code {ended.code}: {one_line(ended.said)}"}
     ended = work.ask(run_or_resume(folder, words))

@@ -1,5 +1,4 @@
-"""Parts shared by campaigns: a process with everything imported, which forks a child for each case, and reference
-runs."""
+"""Campaigns share a process with everything imported, which forks a child for each case, and reference runs."""
 
 import contextlib
 import io
@@ -25,7 +24,7 @@ from bace.methods import METHODS
 
 Case = tuple[str, Callable[[], dict[str, Any]]]
 PATIENCE = 120.0  # seconds that any case may take
-FUSE = 8 * 2**30  # bytes that a child may reserve beyond what it began with: the machine survives a campaign
+FUSE = 8 * 2**30  # bytes that a child may reserve beyond what it began with, so that the machine survives a campaign
 UNCAUGHT = 70  # exit code of a child whose function raised
 PRELOADED = (
     "transformers.models.vit.modeling_vit",
@@ -39,10 +38,10 @@ PRELOADED = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended.
+    """The end of a child process.
 
-    code: its exit code; negative: the number of the signal that killed it.
-    answer: what its function returned; None if it did not return.
+    code: its exit code, or minus the number of the signal that killed it.
+    answer: what its function returned, or None if it did not return.
     said: what it wrote to the terminal.
     megabytes: the most memory it held at once, beyond what it held when it began.
     """
@@ -55,7 +54,7 @@ class Ended:
 
 
 class Child:
-    """A forked process that calls a function; an answer that is a whole number is its exit code too."""
+    """A forked process that calls a function. If the answer is a whole number, it is also the exit code."""
 
     def __init__(self, function: Callable[[], Any], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +68,7 @@ class Child:
             self._live(function, folder)
 
     def _live(self, function: Callable[[], Any], folder: Path) -> None:
-        """The child's life: it never returns."""
+        """Run the child, which never returns."""
         code = UNCAUGHT
         try:
             os.chdir(folder)
@@ -78,7 +77,7 @@ class Child:
                 os.dup2(terminal, stream)
             self.base.write_text(str(pages("resident")))
             Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here on
-            hard = resource.getrlimit(resource.RLIMIT_AS)[1]  # of a child of a child: it cannot be raised again
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]  # in a child of a child: the limit cannot be raised again
             limit = pages("size") + FUSE
             limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -113,13 +112,13 @@ class Child:
 
 
 def pages(kind: str) -> int:
-    """Bytes of address space ("size") or memory ("resident") of this process."""
+    """Return the bytes of address space ("size") or memory ("resident") of this process."""
     size, resident, *_ = Path("/proc/self/statm").read_text().split()
     return int({"size": size, "resident": resident}[kind]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Work:
-    """The folder of a campaign: data, straight runs, and a place where a case may do what it wants."""
+    """The folder of a campaign, with data, uninterrupted runs, and a place that a case may use freely."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -134,7 +133,7 @@ class Work:
         self.tiny.folder, self.tiny.vit, self.tiny.bert = made, str(made / "vit"), str(made / "bert")
 
     def fresh(self) -> Path:
-        """An empty place."""
+        """Return an empty place."""
         shutil.rmtree(self.place, ignore_errors=True)
         self.place.mkdir(parents=True)
         return self.place
@@ -146,7 +145,7 @@ class Work:
         return self.start(function).wait(patience)
 
     def settings(self, method: str, modality: str, **changes: object) -> list[str]:
-        """The words of `bace run` for a run of a second or two with a checkpoint every third step."""
+        """Return the words of `bace run` for a run of a second or two with a checkpoint at every third step."""
         usual = {"method": short(method), "checkpoint.every": 3, "train.momentum": 0.9, "train.threads": 1}
         file = self.folder / "settings" / f"{_name(method, modality, changes)}.yaml"
         file.parent.mkdir(exist_ok=True)
@@ -154,7 +153,7 @@ class Work:
         return ["run", "--config", str(file)]
 
     def straight(self, method: str, modality: str, **changes: object) -> tuple[Path, float]:
-        """The folder of an uninterrupted run, and the seconds it took."""
+        """Return the folder of an uninterrupted run, and the seconds it took."""
         folder = self.folder / "straight" / _name(method, modality, changes)
         clock = folder.with_name(f"{folder.name}.seconds")
         if not clock.exists():
@@ -172,7 +171,7 @@ def _name(method: str, modality: str, changes: dict[str, object]) -> str:
 
 
 def unfinished(straight: Path, folder: Path) -> Path:
-    """A copy of a finished run as it was after the last but one of the checkpoints that were kept."""
+    """Copy a finished run as it was after the last but one of the checkpoints that were kept."""
     shutil.copytree(straight, folder)
     for name in ("metrics.json", "matrix.csv", "studies.json"):
         (folder / name).unlink(missing_ok=True)
@@ -181,18 +180,19 @@ def unfinished(straight: Path, folder: Path) -> Path:
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Every method with each modality that it takes."""
+    """Return every method with each modality that it supports."""
     return [(method.title, modality) for method in METHODS for modality in sorted(method.modalities)]
 
 
 def run_or_resume(folder: Path, words: list[str]) -> Callable[[], int]:
-    """`bace run`, continued if it had begun."""
+    """Return a function that calls `bace run`, or continues the run if it had begun."""
     begun = (folder / "run.json").exists()
     return lambda: main(["run", "--resume", str(folder)] if begun else [*words, "--out", str(folder)])
 
 
 def differences(folder: Path, straight: Path) -> list[str]:
-    """In what a finished run differs from the uninterrupted one, in any bit but those of times and repeated passes."""
+    """Return the names of all parts in which a finished run differs from the uninterrupted one, except times and
+    repeated passes."""
     found = []
     for name in ("matrix.csv", "log.jsonl"):
         if (folder / name).read_bytes() != (straight / name).read_bytes():
@@ -220,7 +220,7 @@ def bits(tensor: Any) -> tuple[object, ...]:
 
 
 def cases_in_turn(*series: Iterator[Case]) -> Iterator[Case]:
-    """One of each in turn: a campaign that is cut short has something of everything."""
+    """Yield one case of each series in turn, so that a campaign that is cut short has something of everything."""
     waiting = list(series)
     while waiting:
         for one in list(waiting):

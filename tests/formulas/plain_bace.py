@@ -1,5 +1,5 @@
-"""BaCE written down a second time, from the formulas of docs/bace.md and nothing of `methods/bace.py`: row by row, with
-probabilities instead of their logarithms, every network passed wherever a formula names it."""
+"""A second implementation of BaCE, written from the formulas of docs/bace.md without using `methods/bace.py`. It works
+row by row, with probabilities instead of their logarithms, and passes a network wherever a formula names it."""
 
 from typing import Literal
 
@@ -34,7 +34,8 @@ class PlainBaCE(Method):
     # -- the teacher (4)
 
     def grow(self, task: Task) -> None:
-        """The student of the task before; or its averaged teacher, which lacks the head rows that this task added."""
+        """The teacher is the student of the previous task, or its averaged teacher, which lacks the head rows that the
+        previous task added."""
         averaged = self.teacher.state_dict() if self.teacher is not None and self.teacher_init == "ema" else {}
         if task.index:
             self.teacher = frozen_copy(self.model)
@@ -43,7 +44,8 @@ class PlainBaCE(Method):
 
     @torch.no_grad()
     def after_epoch(self, stage: Stage) -> None:
-        """theta0 <- beta theta0 + (1 - beta) theta; also after a task's last epoch, which nobody may read."""
+        """theta0 <- beta theta0 + (1 - beta) theta. This also happens after a task's last epoch, although that average
+        may never be read."""
         if self.teacher is not None:
             student = dict(self.model.named_parameters())
             for name, value in self.teacher.named_parameters():
@@ -53,7 +55,7 @@ class PlainBaCE(Method):
 
     @torch.no_grad()
     def before_epoch(self, stage: Stage) -> None:
-        """Every row of the task's own classes is compared with every other one, by the teacher's unit features."""
+        """Compare every row of the task's own classes with every other one, by the teacher's unit features."""
         unit: dict[int, Tensor] = {}
         for example in stage.examples() if self.teacher is not None else ():
             batch = self.stream.batch(example[None], view=self.now.view())
@@ -63,12 +65,13 @@ class PlainBaCE(Method):
         self.beside = {}
         for row, feature in unit.items():
             others = [(float((feature - other).square().sum().sqrt()), j) for j, other in unit.items() if j != row]
-            nearest = sorted(others)[: self.K]  # equal distances by the lower index
+            nearest = sorted(others)[: self.K]  # ties go to the lower index
             total = sum(1 / max(d, 1e-6) for d, _ in nearest)
             self.beside[row] = [(j, (1 - self.W0) / max(d, 1e-6) / total) for d, j in nearest]
 
     def own(self, targets: Tensor) -> list[int]:
-        """Which rows are learned by their labels: all, but O words after the first task, where old entities hide."""
+        """Return the rows that are learned by their labels: all rows, except O words after the first task, because old
+        entities are labelled O there."""
         hiding = self.stream.background if self.now.known else None
         return [i for i, target in enumerate(targets.tolist()) if target != hiding]
 
@@ -81,7 +84,8 @@ class PlainBaCE(Method):
         return terms
 
     def new_terms(self, batch: Batch) -> dict[str, Tensor]:
-        """L_new = mean -log joint(x)[y]; the distillation alpha KL_new (3.1), by words for entities (11.2)."""
+        """Compute L_new = mean -log joint(x)[y] and the distillation alpha KL_new (3.1), which depends on the label of
+        a word for entities (11.2)."""
         S, own, terms = self.model(batch).logits.softmax(1), self.own(batch.targets), {}
         if own:
             joint = [self.joint(int(batch.rows[i]), S[i])[batch.targets[i]] for i in own]
@@ -99,7 +103,7 @@ class PlainBaCE(Method):
         return terms
 
     def joint(self, row: int, scores: Tensor) -> Tensor:  # (classes,) -> (classes,)
-        """W_0 S(x) + sum_j W_j S(x_j); S(x) alone where there are no neighbours."""
+        """Return W_0 S(x) + sum_j W_j S(x_j), or S(x) alone if there are no neighbours."""
         if not self.beside.get(row):
             return scores
         mixed = self.W0 * scores
@@ -110,7 +114,8 @@ class PlainBaCE(Method):
         return mixed
 
     def memory_terms(self, replay: Batch) -> dict[str, Tensor]:
-        """Cross-entropy over all classes (3.2), the teacher's logits of the old ones (3.3), and replayed O words."""
+        """Compute the cross-entropy over all classes (3.2), the match with the teacher's logits of the old classes
+        (3.3), and the distillation of replayed O words."""
         Z, own, terms = self.model(replay).logits, self.own(replay.targets), {}
         S = Z.softmax(1)
         if own:
@@ -126,12 +131,12 @@ class PlainBaCE(Method):
 
     @torch.no_grad()
     def old_scores(self, batch: Batch) -> Tensor:  # (rows, old)
-        """S0: the teacher knows the old classes only."""
+        """Return S0. The teacher knows only the old classes."""
         assert self.teacher is not None
         scores: Tensor = self.teacher(batch).logits.softmax(1)
         return scores
 
 
 def kl(P: Tensor, Q: Tensor) -> Tensor:  # (rows, classes) twice
-    """Mean over rows of sum_c P_c (log P_c - log Q_c)."""
+    """Return the mean over rows of sum_c P_c (log P_c - log Q_c)."""
     return (P * (P.log() - Q.log())).sum(1).mean()

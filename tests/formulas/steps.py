@@ -1,5 +1,5 @@
-"""What the formula tests of whole methods share: a method brought to the first step of a task, what the network was
-passed, and the formulas of the specification in numpy, written without a look at the code under test."""
+"""Helpers for the formula tests of whole methods. They bring a method to the first step of a task, record the passes of
+the network, and compute the formulas of the specification in numpy, independently of the code under test."""
 
 import dataclasses
 import json
@@ -29,11 +29,11 @@ from bace.models.model import Model
 Array = NDArray[np.float64]
 
 
-# -- bringing a method somewhere
+# -- bringing a method to a task or stage
 
 
 def make(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) -> tuple[Method, Stream, Config]:
-    """A method before its first task, without dropout."""
+    """Return a method before its first task, without dropout."""
     backbone = {} if modality == "image" else {"backbone": without_dropout(tiny.bert)}
     settings = {"measure.fwt": False, "benchmark.tasks": [2, 2], "train.lr": 0.05, **backbone, **changes}
     config = config_from(tiny.settings(modality, method=method, **settings))
@@ -42,7 +42,8 @@ def make(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) -> tu
 
 
 def at_task(tiny: Any, modality: str, method: dict[str, Any], task: int = 1, **changes: Any) -> Any:
-    """A method that has learned the tasks before `task` and stands at the first step of its first epoch."""
+    """Return a method that has learned the tasks before `task` and is at the first step of the first epoch of
+    `task`."""
     trainer = learned_before(tiny, modality, method, task, **changes)
     begin(trainer, task)
     return trainer.method
@@ -57,20 +58,20 @@ def learned_before(tiny: Any, modality: str, method: dict[str, Any], task: int, 
 
 
 def some(method: Any, count: int = 4) -> Batch:
-    """The first examples of the current task, as the epoch sees them."""
+    """Return the first examples of the current task, in the view of the current epoch."""
     found: Batch = method.stream.batch(method.stream[method.now.task].train[:count], view=method.now.view())
     return found
 
 
 def some_of_all(method: Any, count: int = 4) -> Batch:
-    """Examples from all over the current task, whose classes come one after another."""
+    """Return examples spread over the whole current task, in which the classes follow one another."""
     ids = method.stream[method.now.task].train
     found: Batch = method.stream.batch(ids[:: len(ids) // count][:count].contiguous(), view=method.now.view())
     return found
 
 
 def features_of(encoder: Any, batch: Batch) -> Array:  # (examples, width)
-    """Class tokens."""
+    """Return the class tokens."""
     with torch.no_grad():
         return array(encoder(batch.inputs)[:, 0])
 
@@ -88,7 +89,7 @@ def enter(trainer: Trainer, task: int) -> None:
 
 
 def stand_at(trainer: Trainer, stage: Stage) -> None:
-    """The first step of a stage."""
+    """Bring the trainer to the first step of a stage."""
     trainer.now.begin_stage(stage.name)
     for make_ready in (stage.structure, stage.prepare):
         if make_ready:
@@ -101,7 +102,8 @@ def stand_at(trainer: Trainer, stage: Stage) -> None:
 def at_stage(
     tiny: Any, modality: str, method: dict[str, Any], name: str, task: int = 1, **changes: Any
 ) -> tuple[Any, Trainer, Stage]:
-    """A method that has learned the tasks before `task` and its stages before `name`, at the first step of that."""
+    """Return a method that has learned the tasks before `task` and the stages of `task` before `name`, at the first
+    step of stage `name`."""
     trainer = learned_before(tiny, modality, method, task, **changes)
     enter(trainer, task)
     trainer.now.phase, stages = "train", trainer.method.stages(trainer.stream[task])
@@ -120,7 +122,8 @@ def next_stage(trainer: Trainer) -> None:
 
 
 def changed_in_stages(trainer: Trainer) -> dict[tuple[int, str], set[str]]:
-    """Learn all tasks; by (task, stage) the names of what the stage changed or made, `prepare` included."""
+    """Learn all tasks. Return, for each (task, stage), the names of the tensors that the stage changed or created,
+    including in `prepare`."""
     method, found, train = trainer.method, {}, trainer.train
 
     def noted(stage: Any, stages: int) -> None:
@@ -138,7 +141,7 @@ def changed_in_stages(trainer: Trainer) -> dict[tuple[int, str], set[str]]:
 
 
 def take_step(method: Any, batch: Batch, lr: float = 0.05) -> None:
-    """One plain gradient step."""
+    """Take one plain gradient step."""
     method.model.zero_grad()
     torch.stack(list(method.loss(batch).values())).sum().backward()
     with torch.no_grad():
@@ -149,7 +152,7 @@ def take_step(method: Any, batch: Batch, lr: float = 0.05) -> None:
 
 
 def without_dropout(backbone: str) -> str:
-    """The same weights in a folder whose configuration has no dropout."""
+    """Return a folder with the same weights and a configuration without dropout."""
     folder = Path(f"{backbone}-without-dropout")
     if not folder.exists():
         shutil.copytree(backbone, folder)
@@ -169,7 +172,7 @@ def assert_equal_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         assert torch.equal(value, other[name]), name
 
 
-# -- what the network is passed
+# -- the passes of the network
 
 
 @dataclass
@@ -181,7 +184,7 @@ class Pass:
 
 @contextmanager
 def recorded_passes() -> Iterator[list[Pass]]:
-    """Every pass of a student (in training or not) or teacher, in order."""
+    """Record every pass of a student (in training mode or not) or a teacher, in order."""
     passes: list[Pass] = []
 
     def record(module: torch.nn.Module, arguments: Any) -> None:
@@ -209,24 +212,25 @@ def cross_entropy(logits: Array, targets: Array) -> float:
 
 
 def kl_slice(student: Array, teacher: Array, tau: float = 1.0, direction: str = "forward") -> Array:
-    """(rows,): P over all columns, cut to the teacher's (docs/bace.md, 3.1)."""
+    """Return the divergence of each row. P is the soft-max over all columns, cut to the teacher's columns
+    (docs/bace.md, 3.1)."""
     return divergence(softmax(teacher / tau), softmax(student / tau)[:, : teacher.shape[1]], direction)
 
 
 def kl_renorm(student: Array, teacher: Array, tau: float = 1.0, direction: str = "forward") -> Array:
-    """(rows,): both renormalised over the teacher's columns."""
+    """Return the divergence of each row. Both distributions are renormalised over the teacher's columns."""
     return divergence(softmax(teacher / tau), softmax(student[:, : teacher.shape[1]] / tau), direction)
 
 
 def divergence(p0: Array, p: Array, direction: str) -> Array:
-    """(rows,): KL(P0 || P), the teacher's P0 first (`forward`), or KL(P || P0) (`reverse`)."""
+    """Return for each row KL(P0 || P), with the teacher's P0 first (`forward`), or KL(P || P0) (`reverse`)."""
     first, second = (p0, p) if direction == "forward" else (p, p0)
     result: Array = (first * (np.log(first) - np.log(second))).sum(1)
     return result
 
 
 def array(tensor: Tensor) -> Array:
-    """A copy: what is trained afterwards does not change it."""
+    """Return a copy, which later training does not change."""
     result: Array = tensor.detach().to(torch.float64, copy=True).numpy()
     return result
 
@@ -237,7 +241,7 @@ def logits_of(model: Model, batch: Batch) -> Array:
 
 
 class Neighbourhood:
-    """Effect_new of a batch by brute force over the task's own rows: indices, weights, and the mixture."""
+    """Effect_new of a batch, computed by brute force over the task's own rows: indices, weights and the mixture."""
 
     def __init__(self, method: Any, batch: Batch, teacher: Model, own: list[int], pool: list[int]) -> None:
         stream, view = method.stream, method.now.view()
@@ -259,7 +263,7 @@ class Neighbourhood:
         self.method, self.view = method, view
 
     def scores(self, model: Model) -> Array:  # (anchors, K)
-        """S(x_j)[y_i] of the neighbours."""
+        """Return S(x_j)[y_i] of the neighbours."""
         found = []
         for members, y in zip(self.members, self.targets, strict=True):
             rows = self.method.stream.rows(torch.tensor(members), view=self.view)
@@ -276,7 +280,7 @@ class Neighbourhood:
 
 
 def picked(batch: Batch, rows: Tensor) -> Batch:  # rows: positions in the batch
-    """The same inputs with only these rows asked for (tokens), or only these examples (images, texts)."""
+    """Return the same inputs with only these rows selected (tokens), or only these examples (images, texts)."""
     if batch.at is not None:
         return dataclasses.replace(batch, targets=batch.targets[rows], rows=batch.rows[rows], at=batch.at[rows])
     inputs = {key: value[rows] for key, value in batch.inputs.items()}

@@ -19,7 +19,7 @@ WIDTH, EXPANSION = 4, 12
 
 
 def begun(gamma: float = 0.1, classes: int = 3) -> ACIL:
-    """Before the first example, with random features of its own."""
+    """Return a method before its first example, with its own random features."""
     method = ACIL(EXPANSION, gamma)
     rng = torch.Generator().manual_seed(0)
     method.register_buffer("projection", torch.randn(WIDTH, EXPANSION, generator=rng))
@@ -29,7 +29,8 @@ def begun(gamma: float = 0.1, classes: int = 3) -> ACIL:
 
 
 def joint(x: Array, y: Any, projection: Tensor, gamma: float, classes: int) -> Array:
-    """(X^T X + gamma I)^-1 X^T Y of all rows at once, by least squares with sqrt(gamma) I as further rows."""
+    """Return (X^T X + gamma I)^-1 X^T Y for all rows at once, by least squares with sqrt(gamma) I as additional
+    rows."""
     X = np.maximum(x @ array(projection), 0)
     rows = np.concatenate([X, np.sqrt(gamma) * np.eye(X.shape[1])])
     Y = np.concatenate([np.eye(classes)[y], np.zeros((X.shape[1], classes))])
@@ -49,7 +50,8 @@ def test_batch_by_batch_is_joint_ridge_regression(count: int, size: int, seed: i
 
 
 def test_one_row_by_hand() -> None:
-    """One feature, gamma 1/2: R = 2; x = 3 makes X = 3, R = 2 - 36 / 19 = 2 / 19, W = 2 / 19 * 3 (1, 0)."""
+    """There is one feature, and gamma is 1/2, so R = 2. Then x = 3 gives X = 3, R = 2 - 36 / 19 = 2 / 19 and W = 2 / 19
+    * 3 (1, 0)."""
     method = ACIL(1, 0.5)
     method.register_buffer("projection", torch.ones(1, 1))
     method.register_buffer("R", torch.full((1, 1), 2.0))

@@ -17,14 +17,14 @@ from bace.methods.agem import AGEM, project
 
 
 def gradient(method: Any, batch: Batch) -> Array:
-    """Of the cross-entropy over all classes seen, all parameters in a row."""
+    """Return the gradient of the cross-entropy over all classes seen, with all parameters in one vector."""
     loss = F.cross_entropy(method.model(batch).logits, batch.targets)
     return np.concatenate([array(g).ravel() for g in torch.autograd.grad(loss, list(method.model.parameters()))])
 
 
 def before_step(method: Any, batch: Batch, conflict: bool) -> tuple[Array, Array, Array]:
-    """The gradient before `before_step` (or its opposite: whichever conflicts with the reference, or does not), the one
-    after it, and the reference gradient."""
+    """Return the gradient before `before_step`, the gradient after it, and the reference gradient. The sign of the
+    first is chosen so that it conflicts with the reference, or does not."""
     reference = method.reference()
     g_ref = gradient(method, reference)
     sign = -1.0 if (gradient(method, batch) @ g_ref < 0) != conflict else 1.0
@@ -51,9 +51,9 @@ def held(method: Any) -> Array:
         ([[1.0, -2.0]], [[0.0, 1.0]], [[1.0, 0.0]]),
         ([[3.0, 1.0]], [[-1.0, 1.0]], [[2.0, 2.0]]),  # -2 / 2
         ([[1.0], [-4.0]], [[1.0], [1.0]], [[2.5], [-2.5]]),  # one vector in two tensors: -3 / 2
-        ([[1.0], [-4.0]], [[5.0], [1.0]], [[1.0], [-4.0]]),  # 5 - 4 > 0, though the second tensors conflict
-        ([[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]),  # 0 is no conflict
-        ([[1.0, 2.0]], [[0.0, 0.0]], [[1.0, 2.0]]),  # nothing to learn from memory
+        ([[1.0], [-4.0]], [[5.0], [1.0]], [[1.0], [-4.0]]),  # 5 - 4 > 0, although the second tensors conflict
+        ([[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]),  # 0 is not a conflict
+        ([[1.0, 2.0]], [[0.0, 0.0]], [[1.0, 2.0]]),  # the memory gives no gradient
         ([[-1.0, -2.0]], [[1.0, 2.0]], [[0.0, 0.0]]),
     ],
 )
@@ -68,7 +68,8 @@ def test_projection_by_hand(g: list[list[float]], g_ref: list[list[float]], expe
 
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
 def test_a_gradient_against_the_memory_loses_that_part_and_nothing_else(tiny: Any, modality: str) -> None:
-    """g - (g.g_ref / g_ref.g_ref) g_ref; for tokens over all words of both batches, those labelled O too."""
+    """The result is g - (g.g_ref / g_ref.g_ref) g_ref. For tokens the gradients are over all words of both batches,
+    including words labelled O."""
     method = at_task(tiny, modality, {"name": "a-gem"}, **{"train.replay_o": "label"})
     g, projected, g_ref = before_step(method, some(method), conflict=True)
     assert g @ g_ref < 0
@@ -87,7 +88,7 @@ def test_a_gradient_with_the_memory_keeps_every_bit(tiny: Any, modality: str) ->
 
 
 def test_a_small_step_leaves_the_loss_on_memory_where_it_was(tiny: Any) -> None:
-    """By a difference quotient along the step: 0 with the projection, a rise without it."""
+    """The difference quotient along the step is 0 with the projection and positive without it."""
     method = at_task(tiny, "image", {"name": "a-gem"})
     g, projected, _ = before_step(method, some(method), conflict=True)
     memory = method.reference()
@@ -98,7 +99,7 @@ def test_a_small_step_leaves_the_loss_on_memory_where_it_was(tiny: Any) -> None:
 
 @torch.no_grad()
 def slope(method: Any, step: Array, batch: Batch, size: float = 1e-5) -> float:
-    """d/ds L(theta - s step) on this batch, at s = 0."""
+    """Return d/ds L(theta - s step) on this batch, at s = 0."""
     losses, start = [], weights(method.model)
     for sign in (1, -1):
         at = 0
@@ -199,7 +200,7 @@ def test_steps_take_whole_batches_of_new_data_and_no_momentum_unless_asked(tiny:
         ({"momentum": 0.5}, {}, [0.05, 0.1]),
         ({"momentum": 0.9}, {}, [0.01, 0.02]),
         ({}, {"train.momentum": 0.5}, [0.02, 0.04]),
-        ({}, {"train.optimiser": "adamw"}, [0.01, 0.02]),  # has averages of its own
+        ({}, {"train.optimiser": "adamw"}, [0.01, 0.02]),  # AdamW keeps its own averages
     ],
 )
 def test_a_matched_step_goes_as_far_as_the_runs_with_its_momentum(
@@ -214,7 +215,8 @@ def test_a_matched_step_goes_as_far_as_the_runs_with_its_momentum(
 
 
 def test_under_a_constant_gradient_matched_steps_end_where_those_with_momentum_do() -> None:
-    """n steps of lr / (1 - m) go as far as those of momentum m but for their start: lr m / (1 - m)^2."""
+    """n steps of lr / (1 - m) go as far as n steps with momentum m, except for lr m / (1 - m)^2, which momentum loses
+    at the start."""
     lr, m, n = 0.01, 0.9, 200
     ends = []
     for options in ({"lr": lr, "momentum": m}, {"lr": lr / (1 - m)}):
@@ -256,7 +258,7 @@ def test_without_a_conflict_it_is_seq_bit_for_bit(tiny: Any, modality: str, case
 
 
 def test_with_conflicts_it_is_not_seq(tiny: Any) -> None:
-    """And its first task is."""
+    """In its first task it equals SEQ."""
     one = {"benchmark.tasks": [2]}
     assert_equal_bits(
         end(tiny, "image", {"name": "a-gem", "step": "plain"}, **one)[1],

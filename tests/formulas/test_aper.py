@@ -35,7 +35,7 @@ TUNINGS = {"adapter": ParallelAdapters, "prompt": DeepPrompts, "scale-shift": Sc
 
 
 def both_features(method: Any, plain: Any, batch: Any) -> Array:
-    """Of an encoder that was never touched, and of the tuned one."""
+    """Return the features of an encoder that was never changed beside those of the tuned encoder."""
     return np.concatenate([features_of(plain, batch), features_of(method.model.encoder.eval(), batch)], 1)
 
 
@@ -99,8 +99,8 @@ def test_a_class_without_examples_is_never_predicted() -> None:
 
 
 def test_the_first_task_is_tuned_as_a_plain_loop_would(tiny: Any) -> None:
-    """Scale and shift have no dropout. SGD with momentum and weight decay (of matrices), rates on a cosine, and
-    cross-entropy of sigma cos(f, w) with a sigma that starts at 1."""
+    """Scale and shift have no dropout. The loop uses SGD with momentum and weight decay (of matrices), a cosine
+    schedule, and the cross-entropy of sigma cos(f, w), in which sigma starts at 1."""
     method, trainer, stage = at_stage(tiny, "image", {**SHORT, "tuning": "scale-shift"}, "tune", task=0)
     assert isinstance(trainer, Trainer)
     model = copy.deepcopy(method.model)
@@ -136,7 +136,7 @@ def test_only_what_was_added_is_tuned_and_only_in_the_first_task(tiny: Any, tuni
     before = weights(method.model.encoder)
     changed = changed_in_stages(Trainer(method, stream, config))
     added = {f"model.encoder.{name}" for name in weights(method.model.encoder) if name not in before}
-    keys = {f"model.encoder.additions.0.{site}.shift" for site in (2, 10)}  # attention does not change with their shift
+    keys = {f"model.encoder.additions.0.{site}.shift" for site in (2, 10)}  # shifting keys does not change attention
     assert changed[0, "tune"] | keys == added | {"model.head.sigma", "model.head.blocks.0"} | keys
     statistics = {"statistics.means", "statistics.counts"}
     assert changed[0, "main"] == changed[1, "main"] == statistics

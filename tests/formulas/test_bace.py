@@ -42,12 +42,12 @@ from bace.models.model import Model
 
 
 def bace(**changes: Any) -> dict[str, Any]:
-    """Effect_new made large, so that it shows."""
+    """Return settings in which Effect_new is large enough to be visible."""
     return {"name": "bace", "W0": 0.6, "K": 3, **changes}
 
 
 def new_batch(method: Any, count: int = 4) -> Batch:
-    """The first few examples of the current task, as the epoch sees them."""
+    """Return the first few examples of the current task, in the view of the current epoch."""
     ids = method.stream[method.now.task].train
     found: Batch = method.stream.batch(ids[:: len(ids) // count][:count].contiguous(), view=method.now.view())
     return found
@@ -58,7 +58,8 @@ def terms_of(method: Any, batch: Batch) -> dict[str, float]:
 
 
 def neighbourhood(method: Any, batch: Batch, teacher: Model | None = None) -> Neighbourhood:
-    """By brute force: anchors and pool are the task's rows, for tokens only those of its own classes."""
+    """Find neighbours by brute force. Anchors and pool are the rows of the task, for tokens only the rows of its own
+    classes."""
     rows, targets = method.stream.labels(method.stream[method.now.task].train)
     if method.stream.background is not None:
         rows = rows[targets != 0]
@@ -85,8 +86,8 @@ def test_loss_on_new_data_is_the_mixture_over_brute_force_neighbours(
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_gradient_of_the_whole_loss_on_new_data_by_finite_differences(tiny: Any, grad: bool) -> None:
-    """Along random directions of all weights; without neighbours' gradient their scores stay where they are, and the
-    gradient is the mean of r_0 times the anchor's cross-entropy gradient (2.3)."""
+    """The differences are taken along random directions of all weights. Without the neighbours' gradient, their scores
+    are constant, and the gradient is the mean of r_0 times the anchor's cross-entropy gradient (2.3)."""
     method = at_task(tiny, "image", bace(neighbor_grad=grad))
     batch = new_batch(method)
     near = neighbourhood(method, batch)
@@ -136,7 +137,7 @@ def test_with_w0_one_the_loss_on_new_data_is_cross_entropy_bit_for_bit_whatever_
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_scaling_all_features_changes_nothing(tiny: Any, normalize: bool) -> None:
-    """The last LayerNorm of the teacher gives features 7 times as long: same neighbours, same weights."""
+    """The last LayerNorm of the teacher makes features 7 times as long. Neighbours and weights stay the same."""
     method = at_task(tiny, "image", bace(knn_normalize=normalize))
     before = method.table
     with torch.no_grad():
@@ -175,7 +176,7 @@ def test_an_exact_duplicate_gives_a_finite_loss_and_takes_nearly_all_of_the_neig
     ("method", "changes"),
     [
         (bace(), {"benchmark.tasks": [2, 1], "benchmark.train_per_class": 1}),  # N = 1
-        (bace(effect_new="same"), {"benchmark.train_per_class": 1}),  # one of each class
+        (bace(effect_new="same"), {"benchmark.train_per_class": 1}),  # one example of each class
         (bace(effect_new="different"), {"benchmark.tasks": [2, 1]}),  # one class
         (bace(effect_new="random"), {"benchmark.tasks": [2, 1], "benchmark.train_per_class": 1}),
     ],
@@ -314,20 +315,21 @@ def test_distillation_and_logit_matching_by_the_formulas(tiny: Any, direction: s
 
 
 def test_reductions_divide_as_they_say(tiny: Any) -> None:
-    """`mean` of the distillation: by the old classes too (2 here); `sum` of the matching: not by them."""
+    """`mean` of the distillation also divides by the number of old classes (here 2). `sum` of the matching does not
+    divide by it."""
     plain, other = {}, {}
     for terms, reductions in ((plain, {}), (other, {"kl_reduction": "mean", "mse_reduction": "sum"})):
         method = at_task(tiny, "image", bace(**reductions))
         with torch.no_grad():
-            method.model.head.sigma += 1  # away from the teacher
+            method.model.head.sigma += 1  # the student differs from the teacher
         terms.update(terms_of(method, new_batch(method)))
     assert other["distil"] == pytest.approx(plain["distil"] / 2, rel=1e-9)
     assert other["match"] == pytest.approx(plain["match"] * 2, rel=1e-9)
 
 
 def test_the_default_distils_as_the_paper_writes_it() -> None:
-    """L_KL(S, S0) = sum over the old classes of S log(S / S0), weight 1: KL(student || teacher), cut out of the
-    soft-max over all."""
+    """L_KL(S, S0) = sum over the old classes of S log(S / S0), with weight 1. This is KL(student || teacher), in which
+    the student's old classes are cut out of its soft-max over all classes."""
     method = BaCE()
     assert (method.kl_direction, method.kl_mode, method.kl_reduction) == ("reverse", "slice", "batchmean")
     assert (method.alpha, method.teacher_head) == (1.0, "old")
@@ -337,8 +339,8 @@ def test_the_default_distils_as_the_paper_writes_it() -> None:
 def test_at_the_first_step_of_a_task_distillation_and_matching_start_from_the_teacher(
     tiny: Any, direction: str
 ) -> None:
-    """7: the student's old columns are the teacher's, so renormalised KL and MSE are 0 and sliced KL is the mean of
-    -log m (forward) or m log m (reverse), m being the old mass; a step later both terms are there."""
+    """Section 7: the student's old columns are the teacher's, so renormalised KL and MSE are 0, and sliced KL is the
+    mean of -log m (forward) or m log m (reverse), where m is the old mass. One step later, both terms have changed."""
     for mode in ("renorm", "slice"):
         method = at_task(tiny, "image", bace(kl_mode=mode, kl_direction=direction))
         batch = new_batch(method)
@@ -413,7 +415,7 @@ def test_weights_outside_zero_and_one_are_refused() -> None:
 def followed(
     tiny: Any, method: dict[str, Any], *, tasks: int = 2, epochs: int = 3
 ) -> tuple[Any, list[tuple[int, dict[str, Tensor], dict[str, Tensor]]]]:
-    """A run, and (task, teacher, student) at the begin of each epoch and at the end of each task."""
+    """Return a run, and (task, teacher, student) at the beginning of each epoch and at the end of each task."""
     classes = {2: [2, 2], 3: [2, 1, 2]}[tasks]
     learned, stream, config = make(
         tiny, "image", method, **{"benchmark.tasks": classes, "train.epochs": epochs, "benchmark.train_per_class": 5}
@@ -451,7 +453,7 @@ def test_after_each_epoch_the_teacher_averages_encoder_scale_and_old_rows_and_no
         assert OLD_ROWS in moved
         assert "head.sigma" in moved
         assert any(name.startswith("encoder.") for name in moved)
-    assert_equal_bits(states[3][1], states[2][1])  # after the last epoch there is nobody left to teach
+    assert_equal_bits(states[3][1], states[2][1])  # the teacher is not averaged after the last epoch
 
 
 def test_a_task_starts_with_the_student_of_the_task_before_as_teacher(tiny: Any) -> None:
@@ -492,7 +494,7 @@ def test_with_beta_one_the_teacher_is_frozen(tiny: Any) -> None:
 
 
 def test_a_full_width_teacher_masked_to_the_old_columns_gives_equal_losses(tiny: Any) -> None:
-    """8: average the new rows as well, and look only at the old columns."""
+    """Section 8: the reference also averages the new rows, and only its old columns are used."""
     method = at_task(tiny, "image", bace(beta=0.5))
     full = copy.deepcopy(method.model).requires_grad_(False).eval()
     assert full.head.classes == 4
@@ -523,8 +525,9 @@ def test_a_full_width_teacher_masked_to_the_old_columns_gives_equal_losses(tiny:
 def test_a_teacher_with_all_classes_is_averaged_whole_and_cut_out_of_its_soft_max_over_all(
     tiny: Any, direction: str
 ) -> None:
-    """teacher_head = all: S0 = softmax over old and new classes, of which the old ones are compared; its new rows start
-    as the student's and are averaged with the rest. Logits are matched on the old columns alone."""
+    """With teacher_head = all, S0 is the soft-max over old and new classes, and only the old classes are compared. Its
+    new rows start as copies of the student's and are averaged with the rest. Logits are matched only on the old
+    columns."""
     method = at_task(tiny, "image", bace(beta=0.5, teacher_head="all", kl_direction=direction))
     assert_equal_bits(weights(method.teacher), weights(method.model))
     start = weights(method.teacher)
@@ -550,7 +553,8 @@ def test_a_teacher_with_all_classes_is_averaged_whole_and_cut_out_of_its_soft_ma
 
 
 def test_a_teacher_with_all_classes_can_go_on_from_task_to_task(tiny: Any) -> None:
-    """teacher_init = ema keeps the averaged rows of the last task's classes; the newest start as the student's."""
+    """teacher_init = ema keeps the averaged rows of the previous task's classes. The newest rows start as copies of the
+    student's."""
     _, states = followed(tiny, bace(teacher_init="ema", teacher_head="all", beta=0.5), tasks=3, epochs=2)
     (_, averaged, _), (task, teacher, student) = states[2:4]
     assert task == 2
@@ -563,8 +567,8 @@ def test_a_teacher_with_all_classes_can_go_on_from_task_to_task(tiny: Any) -> No
 
 
 def test_tokens_entity_rows_take_effect_new_and_renormalised_distillation_and_o_rows_the_sliced_one(tiny: Any) -> None:
-    """L = mean_E L_new + alpha mean_E KL_renorm + alpha mean_O KL_slice, whatever kl_mode says, and from teacher to
-    student on O rows whatever kl_direction says; replay: CE over entities, MSE over all labelled tokens."""
+    """L = mean_E L_new + alpha mean_E KL_renorm + alpha mean_O KL_slice for every kl_mode, and O rows use the direction
+    from teacher to student for every kl_direction. Replay uses CE over entities and MSE over all labelled tokens."""
     for mode, direction in (("slice", "reverse"), ("renorm", "forward")):
         method = at_task(tiny, "token", bace(alpha=0.7, kl_mode=mode, kl_direction=direction))
         batch = new_batch(method)

@@ -1,5 +1,5 @@
-"""Whole runs of BaCE equal simpler methods when its terms are off. Tests also check that its terms are paired, and its
-bias correction (docs/bace.md 7)."""
+"""Whole runs of BaCE equal simpler methods when its terms are off. Tests also check that draws are paired between
+variants, and the bias correction (docs/bace.md 7)."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ from bace.experiments.assemble import assemble
 # -- equalities
 
 
-@pytest.mark.parametrize("modality", ["image", "text"])  # the texts' encoder has dropout
+@pytest.mark.parametrize("modality", ["image", "text"])  # the text encoder has dropout
 def test_without_its_terms_and_without_memory_bace_is_seq_bit_for_bit(tiny: Any, modality: str) -> None:
     changes = {"memory.size": 0, "train.lr": 0.05}
     seq = bace.run(tiny.settings(modality, method="seq", **changes))
@@ -44,7 +44,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def trained_batches(tiny: Any, modality: str, **method: Any) -> tuple[list[Batch], list[float], Any]:
-    """Every batch that the student was trained on (new and replayed rows in one pass), and the replay term."""
+    """Return every batch that the student was trained on (new and replayed rows in one pass), and the replay term."""
     changes = {"memory.select": "random", "checkpoint.every": 0, "measure.fwt": False}
     config = config_from(tiny.settings(modality, method={"name": "bace", **method}, **changes))
     learned, stream = assemble(config)
@@ -76,18 +76,18 @@ def test_switching_terms_changes_no_batch_no_draw_no_view_and_no_memory(
     batches, replay, other = trained_batches(tiny, modality, **variant)
     assert len(batches) == len(expected) > 20
     for one, two in zip(batches, expected, strict=True):
-        assert torch.equal(one.examples, two.examples)  # order of the new ones, draws of the replayed
+        assert torch.equal(one.examples, two.examples)  # the order of new examples and the draws of replayed examples
         for key in one.inputs:
             assert torch.equal(one.inputs[key], two.inputs[key])  # their views
     assert torch.equal(other.memory.examples, first.memory.examples)
-    assert replay[0] == expected_replay[0]  # the first step of task 2, dropout of its pass included
+    assert replay[0] == expected_replay[0]  # the first step of task 2, including the dropout of its pass
     assert not torch.equal(other.model.head.weight, first.model.head.weight)
 
 
 def test_replayed_examples_are_seen_in_a_new_view_each_time_and_new_ones_in_one_view_an_epoch(tiny: Any) -> None:
     batches, _, learned = trained_batches(tiny, "image")
     views: dict[tuple[int, bool], set[bytes]] = {}
-    for batch in batches[-2 * 5 :]:  # the last task: 20 examples, 4 a step, 2 epochs
+    for batch in batches[-2 * 5 :]:  # the last task: 20 examples, 4 per step, 2 epochs
         for example, picture in zip(batch.examples.tolist(), batch.inputs["pixel_values"], strict=True):
             new = example in learned.stream[2].train.tolist()
             views.setdefault((example, new), set()).add(picture.numpy().tobytes())
@@ -99,7 +99,7 @@ def test_replayed_examples_are_seen_in_a_new_view_each_time_and_new_ones_in_one_
 
 
 class Corrected:
-    """A run with bias correction, and what was seen on the way."""
+    """A run with bias correction, and a record of what it did."""
 
     def __init__(self, tiny: Any, memory: int, **changes: Any) -> None:
         settings = {"memory.size": memory, "train.lr": 0.05, "measure.fwt": False, **changes}
@@ -143,7 +143,7 @@ def test_held_out_examples_are_never_trained_on_nor_replayed(corrected: Correcte
     assert len(corrected.ever_held) >= 5
     assert not corrected.ever_held & corrected.trained
     everything = {e for task in corrected.stream for e in task.train.tolist()}
-    # ceil(q/10) of each class: q = 30, 20 and 12 slots a class after the three tasks, but a class has only 10 examples
+    # ceil(q/10) of each class: q = 30, 20, 12 slots per class after the three tasks, but a class has only 10 examples
     assert len(everything - corrected.trained) == 5
     assert everything - corrected.trained == corrected.ever_held
 
@@ -151,13 +151,13 @@ def test_held_out_examples_are_never_trained_on_nor_replayed(corrected: Correcte
 def test_memory_and_held_out_examples_stay_within_the_budget(tiny: Any, corrected: Corrected) -> None:
     assert all(memory + held <= 60 for memory, held in corrected.sizes)
     small = Corrected(tiny, 25, **{"train.epochs": 1})
-    # q = 12, 8, 5 slots a class, of which 2, 1 and 1 are for held-out examples; but of ten examples one is held out
+    # q = 12, 8, 5 slots per class, 2, 1 and 1 of them for held-out examples; of ten examples, only one is held out
     assert small.sizes == [(2 * 9, 2 * 1), (3 * 7, 3 * 1), (5 * 4, 5 * 1)]
     assert not small.ever_held & small.trained
 
 
 def test_the_correction_is_fitted_once_after_the_last_task_on_the_held_out_examples(corrected: Corrected) -> None:
-    """Against 200 full-batch steps of SGD (lr 1e-3, momentum 0.9) on CE + 0.1 B^2 / 2, by numpy."""
+    """The pair is compared with 200 full-batch steps of SGD (lr 1e-3, momentum 0.9) on CE + 0.1 B^2 / 2 in numpy."""
     assert corrected.biases[:2] == [[1.0, 0.0, 0.0]] * 2
     A, B, start = corrected.biases[2]
     assert start == 3
@@ -218,7 +218,8 @@ def test_bias_correction_refuses_tokens_before_training(tiny: Any) -> None:
 
 @pytest.mark.parametrize("memory", [{"memory.size": 9}, {"memory.per_class": 1, "memory.size": 0}, {"memory.size": 0}])
 def test_bias_correction_refuses_a_memory_too_small_before_training(tiny: Any, memory: dict[str, int]) -> None:
-    """Five classes in the end: 9 slots are one of each, and nothing is left to replay beside the one held out."""
+    """There are five classes in the end. With 9 slots each class has one, so nothing is left to replay beside the
+    held-out example."""
     with pytest.raises(ConfigError, match="too few, use 2 or more"):
         assemble(config_from(tiny.settings("image", method={"name": "bace", "bias_correction": True}, **memory)))
     enough = {"name": "bace", "bias_correction": True}

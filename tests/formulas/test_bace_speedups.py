@@ -23,7 +23,7 @@ Steps = list[dict[str, Tensor]]
 def learned(
     tiny: Any, modality: str, name: str, settings: dict[str, Any] | None = None, **method: Any
 ) -> tuple[Steps, dict[str, Tensor], dict[str, Tensor]]:
-    """Terms of the loss at every step of task 2, the weights after it, and the teacher's."""
+    """Return the terms of the loss at every step of task 2, the weights after it, and the teacher's weights."""
     options = {"name": name, "W0": 0.6, "K": 3, **method}
     changes = {"benchmark.train_per_class": 5, "benchmark.test_per_class": 1, "train.batch_size": 6, "memory.size": 4}
     changes |= settings or {}
@@ -63,7 +63,7 @@ def test_the_speedups_change_neither_losses_nor_updates(tiny: Any, modality: str
     for name, value in teacher.items():
         if terms.get("teacher_init") == "ema":
             torch.testing.assert_close(value, plain_teacher[name], **close)
-    if "teacher_init" not in terms:  # S19: the last average of a task, which nobody reads, is spared
+    if "teacher_init" not in terms:  # S19: the last average of a task, which nothing reads, is skipped
         assert not torch.equal(teacher["head.blocks.0"], plain_teacher["head.blocks.0"])
 
 
@@ -79,11 +79,12 @@ def test_logits_that_the_teacher_gives_the_memory_once_an_epoch_are_those_of_eve
         torch.testing.assert_close(value, plain_after[name], rtol=1e-8, atol=1e-10)
 
 
-# -- that a speed-up does what it is for
+# -- each speed-up has its intended effect
 
 
 def counted(tiny: Any, modality: str, ready: Any = None, **method: Any) -> dict[str, list[int]]:
-    """Rows of each pass in one step of task 2: the student's with gradient, its others, and the teacher's."""
+    """Count the rows of each pass in one step of task 2: the student's passes with gradient, its other passes, and the
+    teacher's."""
     ready = ready or at_task(tiny, modality, {"name": "bace", "K": 5, **method})
     ids = ready.stream[1].train
     batch = ready.stream.batch(ids[:4], view=ready.now.view())
@@ -108,7 +109,7 @@ def test_s2_passes_each_neighbour_once_and_s3_none_that_is_an_anchor(tiny: Any, 
     members = [ready.table.neighbours[ready.table.anchors == row][0].tolist() for row in own.tolist()]
     unique = {j for row in members for j in row}
     assert len(unique) < 5 * len(own)
-    fresh = unique - set(batch.rows.tolist())  # S3: what the step has scored as an anchor is not passed again
+    fresh = unique - set(batch.rows.tolist())  # S3: rows that the step has scored as anchors are not passed again
     assert len(fresh) < len(unique)
     assert counted(tiny, modality)["looked at"] == [len(fresh)]  # S6: in one large batch
 
@@ -130,7 +131,7 @@ def test_s5_passes_the_student_once_a_step(tiny: Any, neighbor_grad: bool) -> No
 
 
 class Shapes(TorchDispatchMode):
-    """Shapes of all tensors that are made."""
+    """Record the shapes of all tensors that are created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ def test_s8_bounds_the_memory_of_the_search_and_finds_the_same() -> None:
 
 
 def test_s19_passes_no_teacher_over_new_data_that_nobody_asks_for(tiny: Any) -> None:
-    """alpha = 0 and W0 = 1: what is left of the teacher is the matching of replayed logits, a pass a step."""
+    """With alpha = 0 and W0 = 1, the teacher is only needed to match replayed logits, with one pass per step."""
     for terms, epoch_passes in (({"alpha": 0.0, "W0": 1.0}, 0), ({"alpha": 1.0, "W0": 1.0}, 1)):
         ready = at_task(tiny, "image", {"name": "bace", **terms})
         with recorded_passes() as passes:

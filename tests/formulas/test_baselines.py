@@ -29,7 +29,7 @@ from bace.models.loading import load_encoder
 
 
 def trained_examples(tiny: Any, method: str | dict[str, Any], **changes: Any) -> tuple[dict[Any, list[list[int]]], Any]:
-    """By (task, epoch) the examples of every batch that the network was trained on; and the method."""
+    """Return by (task, epoch) the examples of every batch that the network was trained on, and the method."""
     options = {"name": method} if isinstance(method, str) else method
     settings = {"benchmark.tasks": [2, 1, 2], **changes}
     learned, stream, config = make(tiny, "image", options, **settings)
@@ -100,11 +100,11 @@ def test_seq_trains_on_each_example_of_the_task_once_an_epoch_and_on_nothing_els
     for (task, _), batches in epochs.items():
         assert sorted(e for batch in batches for e in batch) == method.stream[task].train.tolist()
         assert {len(batch) for batch in batches[:-1]} <= {8}
-    assert epochs[0, 0] != epochs[0, 1]  # shuffled anew
+    assert epochs[0, 0] != epochs[0, 1]  # reshuffled
 
 
 def test_new_rows_are_trained_from_the_first_step_of_their_task(tiny: Any) -> None:
-    """An optimiser that still held the old head would leave them as they were."""
+    """An optimiser that still held the old head would leave them unchanged."""
     result = bace.run(tiny.settings("image", method="seq"))
     fresh = at_task(tiny, "image", {"name": "seq"}, task=2, **{"benchmark.tasks": [2, 1, 2], "train.lr": 0.01})
     trained, started = result.method.model.head.blocks[2], fresh.model.head.blocks[2]
@@ -190,14 +190,15 @@ def test_er_sums_or_joins_the_means_of_new_and_replayed_rows(tiny: Any, modality
     "name", ["er", "icarl", "bic", "lucir", "podnet", "dde", "eeil", "gd", "cls-er", "hal", "foster", "memo", "beef"]
 )
 def test_with_as_many_replayed_as_new_rows_two_means_are_twice_the_published_loss(tiny: Any, name: str) -> None:
-    """All terms of it: one mean over the batch (`joint`), whose auxiliary weights are the authors'."""
+    """This holds for the sum of all terms. The published loss is one mean over the batch (`joint`), with the authors'
+    auxiliary weights."""
     method = at_task(tiny, "image", {"name": name})
     source = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # away from the teachers, so that no term is trivial
+    with torch.no_grad():  # move away from the teachers, so that no term is trivial
         for p in method.model.parameters():
             p += 0.1 * torch.randn(p.shape, generator=source)
     loss, found = method.boost if name == "foster" else method.loss, {}
-    for reduction, rate in (("sum", 0.1), ("joint", 0.2)):  # HAL looks ahead to where a step leads
+    for reduction, rate in (("sum", 0.1), ("joint", 0.2)):  # HAL looks ahead by one step with this rate
         method.policy, method.now.lr = Replay(reduction=reduction), rate
         terms = loss(some(method, 4))
         found[reduction] = torch.stack(list(terms.values())).sum().item()
@@ -209,7 +210,7 @@ def test_er_replays_half_a_batch_after_the_first_task(tiny: Any) -> None:
     for (task, _), batches in epochs.items():
         new = set(method.stream[task].train.tolist())
         split = [(len([e for e in batch if e in new]), len([e for e in batch if e not in new])) for batch in batches]
-        # ten examples a class: 20, 10, 20
+        # ten examples per class: 20, 10, 20
         assert split == ([(8, 0), (8, 0), (4, 0)], [(4, 4), (4, 4), (2, 4)], [(4, 4)] * 5)[task]
         assert sorted(e for batch in batches for e in batch if e in new) == sorted(new)
 
@@ -232,10 +233,10 @@ def test_er_concat_shuffles_the_memory_into_the_epoch(tiny: Any) -> None:
     for epoch in range(2):
         shown = [e for batch in epochs[1, epoch] for e in batch]
         remembered = [e for e in shown if e in set(method.stream[0].train.tolist())]
-        assert len(remembered) == len(set(remembered)) == 2 * 5  # ten slots for two classes, each shown once
+        assert len(remembered) == len(set(remembered)) == 2 * 5  # ten slots for two classes, each example shown once
         assert sorted(set(shown) - set(remembered)) == method.stream[1].train.tolist()
         assert [len(batch) for batch in epochs[1, epoch]] == [8, 8, 8, 6]
-        assert shown.index(remembered[0]) < 20  # among the new ones, not after them
+        assert shown.index(remembered[0]) < 20  # mixed with the new examples, not after them
         orders.append(shown)
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])

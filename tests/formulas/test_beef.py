@@ -44,7 +44,7 @@ def linear(features: Array, head: Any) -> Array:
 
 
 def expansion(method: Any, batch: Batch) -> tuple[Array, Array]:
-    """u and Wf h_t, by the newest encoder alone."""
+    """Return u and Wf h_t, computed by the newest encoder alone."""
     head, h = method.model.head, features_of(method.model.encoders[-1], batch)
     new = h @ array(head.blocks[-1]).T + array(head.biases[-1])
     parts = [linear(h, head.backward_prototypes)] if method.now.task else []
@@ -57,7 +57,8 @@ def expansion(method: Any, batch: Batch) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_expansion_loss_in_numpy(tiny: Any, modality: str) -> None:
-    """Three tasks of 2, 1 and 2 classes: u has a column for each of two old tasks, then the two new classes."""
+    """With three tasks of 2, 1 and 2 classes, u has a column for each of the two old tasks and for each of the two new
+    classes."""
     method, _, _ = at_stage(tiny, modality, beef(energy=0.0, alignment=1.3), "expand", 2, **UNEQUAL)
     batch = some(method, 20)
     with recorded_passes() as passes:
@@ -96,7 +97,7 @@ def test_targets_are_a_bijection_of_old_tasks_and_new_classes(tiny: Any, tasks: 
     column = method.model.head.column(torch.arange(5)).tolist()
     task_of = [task for task, count in enumerate(tasks) for _ in range(count)]
     old = {task_of[c]: column[c] for c in range(sum(tasks[:2]))}
-    assert all(column[c] == old[task_of[c]] for c in range(sum(tasks[:2])))  # one column a task
+    assert all(column[c] == old[task_of[c]] for c in range(sum(tasks[:2])))  # one column per task
     reached = [*old.values(), *column[sum(tasks[:2]) :]]
     assert sorted(reached) == list(range(2 + tasks[2]))  # each column once
 
@@ -113,7 +114,7 @@ def test_expansion_passes_no_old_encoder(tiny: Any) -> None:
 def test_expansion_changes_no_old_encoder_and_no_old_row(tiny: Any) -> None:
     method, trainer, stage = at_stage(tiny, "text", beef(), "expand", 2, backbone=tiny.bert, **UNEQUAL)
     before, head = weights(method.model), method.model.head
-    assert_equal_bits(weights(method.model.others[1]), weights(method.model.encoder))  # starts as the first
+    assert_equal_bits(weights(method.model.others[1]), weights(method.model.encoder))  # starts as a copy of the first
     assert not torch.equal(
         before["others.0.blocks.0.output.dense.weight"], before["encoder.blocks.0.output.dense.weight"]
     )
@@ -142,7 +143,7 @@ def test_frozen_encoders_drop_nothing_while_the_newest_does(tiny: Any) -> None:
 
 @pytest.mark.parametrize("task", [0, 1])
 def test_energy_loss_in_numpy(tiny: Any, task: int) -> None:
-    """In each row the sample's own column is left out; the target is the forward prototype of its class."""
+    """In each row the sample's own column is left out. The target is the forward prototype of its class."""
     method, _, _ = at_stage(tiny, "image", beef(), ["main", "expand"][task], task)
     batch = some(method, 20)
     own = method.model.head.column(batch.targets)
@@ -158,7 +159,7 @@ def test_energy_loss_in_numpy(tiny: Any, task: int) -> None:
 
 
 def test_a_step_of_the_sampler_by_finite_differences(tiny: Any) -> None:
-    """x~ = x turned by 180 degrees, minus lr times the gradient of log(mass of the forward prototypes)."""
+    """x~ is x rotated by 180 degrees, minus lr times the gradient of log(mass of the forward prototypes)."""
     method, _, _ = at_stage(tiny, "image", beef(energy_steps=1, energy_noise=0.0, energy_lr=0.3), "expand")
     batch = some(method, 2)
     turned = torch.flip(batch.inputs["pixel_values"], (2, 3))
@@ -172,7 +173,7 @@ def test_a_step_of_the_sampler_by_finite_differences(tiny: Any) -> None:
     for at in [(0, 0, 0), (1, 3, 5), (2, 7, 7)]:
         change = torch.zeros_like(turned)
         change[(slice(None), *at)] = 1e-5
-        slope = (log_mass(turned + change) - log_mass(turned - change)) / 2e-5  # of each sample its own
+        slope = (log_mass(turned + change) - log_mass(turned - change)) / 2e-5  # separately for each sample
         expected = array(turned[(slice(None), *at)]) - 0.3 * slope
         np.testing.assert_allclose(array(found[(slice(None), *at)]), expected, rtol=1e-6, atol=1e-8)
         assert np.abs(slope).min() > 1e-7
@@ -220,7 +221,7 @@ def test_texts_start_from_their_own_word_vectors_in_another_order(tiny: Any) -> 
     moved = 0
     for vectors, words, length in zip(start["inputs_embeds"], ids, mask.sum(1).tolist(), strict=True):
         found = [int((table == vector).all(1).nonzero()[0]) for vector in vectors]
-        assert found[0] == words[0]  # the class token is read off the first place
+        assert found[0] == words[0]  # the class token is read at the first position
         assert Counter(found[:length]) == Counter(words[:length].tolist())
         assert found[length:] == words[length:].tolist()  # padding
         moved += found != words.tolist()
@@ -242,7 +243,8 @@ def test_the_energy_term_is_weighted_and_left_out_at_zero(tiny: Any) -> None:
 
 
 def test_fused_logits_in_numpy(tiny: Any) -> None:
-    """z of an old class c of task i = (W_old [h_0 .. h_{t-1}])_c + (1 + a_i) (Wb_i h_t + b_i) + c_i; new: Wn h_t."""
+    """The logit z of an old class c of task i is (W_old [h_0 .. h_{t-1}])_c + (1 + a_i) (Wb_i h_t + b_i) + c_i; that of
+    a new class is Wn h_t."""
     method, _, _ = at_stage(tiny, "image", beef(), "fuse", 2, **UNEQUAL)
     head, batch = method.model.head, some(method, 3)
     with torch.no_grad():
@@ -267,10 +269,10 @@ def test_fused_logits_in_numpy(tiny: Any) -> None:
     head.fold()
     np.testing.assert_allclose(logits_of(method.model, batch), expected, rtol=1e-4, atol=1e-5)
     assert not head.backward_prototypes.weight.any()
-    plain = np.concatenate(h, 1) @ array(head.weight).T + array(head.bias)  # the matrix is all there is
+    plain = np.concatenate(h, 1) @ array(head.weight).T + array(head.bias)  # the matrix holds everything
     np.testing.assert_allclose(plain, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(array(head.biases[0]), biases[0] + 1.3 * back_bias[0] + 0.5, rtol=1e-5)  # added
-    assert (head.weight[3:, :32] == 0).all()  # new classes read their own module only
+    assert (head.weight[3:, :32] == 0).all()  # new classes read only their own module
 
 
 def test_fusion_trains_two_scalars_for_each_old_task_and_nothing_else(tiny: Any) -> None:
@@ -291,7 +293,7 @@ def test_fusion_trains_two_scalars_for_each_old_task_and_nothing_else(tiny: Any)
 
 @pytest.mark.parametrize(("least", "epochs"), [(0, 3), (6, 3), (7, 4), (20, 10)])
 def test_fusion_gets_the_steps_it_needs_however_small_its_set_is(tiny: Any, least: int, epochs: int) -> None:
-    """15 examples in batches of 8: two steps an epoch."""
+    """15 examples in batches of 8 are two steps per epoch."""
     options = beef(fuse_epochs=3, fuse_steps=least)
     method, trainer, stage = at_stage(tiny, "image", options, "fuse", 2, **UNEQUAL)
     steps = []
@@ -352,7 +354,7 @@ def test_each_task_adds_a_whole_encoder_or_with_adapters_only_these(tiny: Any) -
         Trainer(method, stream, config).run()
         found = sum(p.numel() for p in method.parameters())
         assert low < found / encoder < high
-        assert method.needs(3) == (encoder + 3 * trained, trained)  # also when all is frozen
+        assert method.needs(3) == (encoder + 3 * trained, trained)  # also when everything is frozen
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Bias correction of the new logits (docs/bace.md 7)."""
+"""The bias correction of the new logits (docs/bace.md 7) is compared with hand-computed steps and scipy's optimum."""
 
 import math
 
@@ -15,7 +15,7 @@ from bace.methods.parts.bias_correction import correct_bias, fit_bias
 
 
 def sample(rows: int, classes: int, seed: int, scale: float = 2.0) -> tuple[Tensor, Tensor]:
-    """Logits, and targets drawn from their own soft-max: a calibrated model."""
+    """Return logits, and targets drawn from their own soft-max, as for a calibrated model."""
     generator = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(rows, classes, dtype=torch.float64, generator=generator)
     targets = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
@@ -69,7 +69,7 @@ def test_the_first_step_is_the_gradient_by_hand() -> None:
 
 
 def test_sgd_has_momentum_and_the_penalty_pulls_at_b() -> None:
-    # Second step by hand on the same two rows: at (A, B) the new logit is z = A log 3 + B, p = sigmoid(z).
+    # Three steps by hand on the same two rows: at (A, B) the new logit is z = A log 3 + B, and p = sigmoid(z).
     logits = torch.tensor([[0.0, math.log(3)]] * 2, dtype=torch.float64)
     lr, penalty = 0.5, 0.7
     A, B, step_A, step_B = 1.0, 0.0, 0.0, 0.0
@@ -159,7 +159,7 @@ def test_what_cannot_be_fitted_is_refused_by_name() -> None:
 
 
 def test_a_pair_of_tensors_has_a_gradient_also_where_it_is_the_identity() -> None:
-    """d/dA and d/dB of the sum of the corrected logits: the sum of the new ones, and how many there are."""
+    """The derivatives of the sum of the corrected logits by A and B are the sum of the new logits and their number."""
     logits = torch.tensor([[1.0, 2.0, 5.0], [3.0, -4.0, 0.5]])
     A, B = torch.tensor(1.0, requires_grad=True), torch.tensor(0.0, requires_grad=True)
     corrected = correct_bias(logits, range(1, 3), A, B)

@@ -38,7 +38,7 @@ from bace.methods.parts.bias_correction import correct_bias, fit_bias
 from bace.methods.parts.held_out import HoldOut
 
 TASKS = {"benchmark.tasks": [2, 1, 2]}
-ALL_WORDS = {"train.replay_o": "label"}  # O among the classes that are replayed, as in the formulas here
+ALL_WORDS = {"train.replay_o": "label"}  # O is among the replayed classes, as in the formulas here
 
 
 def shown(method: Any, examples: Tensor) -> Batch:
@@ -71,7 +71,7 @@ def test_the_loss_weighs_distillation_of_the_corrected_teacher_by_the_share_of_o
         pair.data.copy_(torch.tensor(values))
     with torch.no_grad():
         for p in method.model.parameters():
-            p += 0.02  # the student has left its teacher
+            p += 0.02  # the student differs from its teacher
     batch = some(method)
     with recorded_passes() as passes:
         terms = method.loss(batch)
@@ -104,7 +104,7 @@ def test_the_loss_weighs_distillation_of_the_corrected_teacher_by_the_share_of_o
 
 
 class ReplayAndDistil(HoldOut, ER):
-    """ER + KD on the same examples, as BiC is without its second stage."""
+    """ER with distillation on the same examples, which is BiC without its second stage."""
 
     title = "ER+KD"
     holds_out = True
@@ -155,7 +155,7 @@ def test_one_task_without_anything_held_out_is_er_bit_for_bit(tiny: Any) -> None
 
 
 class Watched:
-    """A run, with the state before and after each second stage and what was passed and trained on."""
+    """A run, the state before and after each second stage, and the examples that were passed and trained on."""
 
     def __init__(
         self, tiny: Any, modality: str = "image", method: dict[str, Any] | None = None, **changes: Any
@@ -194,7 +194,7 @@ class Watched:
         self.trainer = trainer
 
     def classes(self, task: int) -> Counter[int]:
-        """How many examples of each class the balanced set of a task has."""
+        """Return the number of examples of each class in the balanced set of a task."""
         return Counter(self.stream.targets[torch.tensor(self.balanced[task])].tolist())
 
 
@@ -219,7 +219,7 @@ def test_the_network_is_passed_once_over_the_balanced_set_in_a_second_stage(watc
 
 @pytest.mark.parametrize("corrections", ["latest", "cumulative"])
 def test_the_pair_is_what_200_full_steps_of_sgd_give(tiny: Any, corrections: str) -> None:
-    """On CE([z_old, a z_new + c], y) + 0.1 c^2 / 2 from (1, 0), momentum 0.9, by numpy."""
+    """The oracle minimises CE([z_old, a z_new + c], y) + 0.1 c^2 / 2 from (1, 0) with momentum 0.9 in numpy."""
     options = {"corrections": corrections, "bias_lr": 0.02, "bias_epochs": 200}
     run = Watched(tiny, method=options, **{"memory.size": 60})
     method = run.method
@@ -238,7 +238,8 @@ def test_the_pair_is_what_200_full_steps_of_sgd_give(tiny: Any, corrections: str
 
 
 def test_the_fit_undoes_any_scale_and_shift_of_the_new_logits() -> None:
-    """Convex and affine-equivariant: with the penalty off the corrected logits are the same, whatever was done."""
+    """The fit is convex and affine-equivariant. Without the penalty, the corrected logits are the same for every scale
+    and shift."""
     rng = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(400, 6, generator=rng, dtype=torch.float64)
     targets = torch.multinomial(logits.softmax(1), 1, generator=rng)[:, 0]
@@ -311,7 +312,7 @@ def test_held_out_examples_are_as_many_of_each_class_and_never_trained_on(watche
 
 
 def test_old_classes_give_no_more_than_the_new_ones_hold_out(tiny: Any) -> None:
-    """Twelve slots a class at first, of which two are held out; four in the end, of which one is."""
+    """Each class has twelve slots at first, two of them held out, and four in the end, one of them held out."""
     learned, stream, _ = make(tiny, "image", {"name": "bic"}, **{"memory.size": 24, "benchmark.tasks": [2, 3]})
     method: Any = learned
     assert [method.spare(method.quota(task)) for task in stream] == [2, 1]
@@ -325,21 +326,21 @@ def test_old_classes_give_no_more_than_the_new_ones_hold_out(tiny: Any) -> None:
 
 
 def test_with_one_slot_a_class_the_memory_and_herded_new_examples_are_the_balanced_set(tiny: Any) -> None:
-    """Two slots a class after the first task, one after the others: then nothing can be held out any more."""
+    """Each class has two slots after the first task and one after the others. Then nothing can be held out any more."""
     run = Watched(tiny, **{"memory.size": 5})
     assert run.sizes == [(2, 2), (3, 0), (5, 0)]
     assert run.classes(1) == dict.fromkeys(range(3), 1)
     assert run.classes(2) == dict.fromkeys(range(5), 1)
     _, second, third = run.stream
-    assert not set(run.balanced[1]) & run.trained[0]  # those that were held out while it was possible
+    assert not set(run.balanced[1]) & run.trained[0]  # examples that were held out while it was possible
     for task in (second, third):
         assert set(task.train.tolist()) <= run.trained[task.index]
-        # the herded ones are those that the memory then keeps
+        # the memory later keeps the herded examples
         new = set(run.balanced[task.index]) & set(task.train.tolist())
         assert len(new) == len(task.classes)
     assert set(run.balanced[2]) & set(third.train.tolist()) <= set(run.method.memory.examples.tolist())
     old = {e for e in run.balanced[2] if e not in set(third.train.tolist())}
-    assert len(old & run.trained[2]) >= 2  # replayed, for there is nothing else
+    assert len(old & run.trained[2]) >= 2  # replayed, because nothing else is left
 
 
 def test_a_memory_smaller_than_the_classes_still_gives_a_finite_pair(tiny: Any) -> None:
@@ -387,7 +388,7 @@ def test_o_is_never_scaled(words: Watched) -> None:
 
 def test_held_out_sentences_are_distinct_untrained_and_leave_every_type_some(words: Watched) -> None:
     held, memory = (m.examples.tolist() for m in (words.method.held, words.method.memory))
-    assert len(set(held)) == len(held) == 5  # one a type
+    assert len(set(held)) == len(held) == 5  # one per type
     assert not set(held) & set(memory)
     assert len(held) + len(memory) <= 40
     assert not set(held) & set.union(*words.trained.values())
@@ -395,7 +396,8 @@ def test_held_out_sentences_are_distinct_untrained_and_leave_every_type_some(wor
 
 
 def test_the_last_sentence_that_shows_a_type_is_not_held_out(tiny: Any) -> None:
-    """Type 1 is shown by one sentence, which shows type 0 too: it stays, and another one is held for type 0."""
+    """Only one sentence shows type 1, and it also shows type 0. It is not held out, and another sentence is held out
+    for type 0."""
     learned, stream, _ = make(tiny, "token", {"name": "bic"})
     method: Any = learned
     task = stream[0]
@@ -427,7 +429,7 @@ def test_values_out_of_range_are_refused(tiny: Any, value: dict[str, Any]) -> No
 
 
 def test_early_stopping_leaves_the_second_stage_alone(tiny: Any) -> None:
-    """The network's validation loss cannot change there."""
+    """The network's validation loss cannot change in this stage."""
     changes = {"benchmark.val_fraction": 0.2, "train.early_stop": 1, "train.epochs": 3}
     config = config_from(tiny.settings("image", method={"name": "bic", "bias_epochs": 7}, **changes))
     events: list[dict[str, Any]] = []
@@ -437,7 +439,8 @@ def test_early_stopping_leaves_the_second_stage_alone(tiny: Any) -> None:
 
 
 def test_the_logged_terms_of_the_second_stage_are_its_formula(tiny: Any) -> None:
-    """One step by hand: two rows, classes old and new, logits (0, log 3) each. At (1, 0) the soft-max is (1/4, 3/4)."""
+    """One step is computed by hand for two rows, one old and one new class, and logits (0, log 3) in each row. At (1,
+    0) the soft-max is (1/4, 3/4)."""
     method = at_task(tiny, "image", {"name": "bic"}, **{"benchmark.tasks": [1, 1]})
     method.rows = method.picked = torch.tensor([5, 9])
     method.logits = torch.tensor([[0.0, math.log(3)]] * 2)

@@ -11,7 +11,7 @@ from bace.methods import ER, METHODS
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.title)
 def test_a_card_names_the_stages_of_a_later_task(tiny: Any, method: Any) -> None:
-    """A card's "..." stands for stages of which there are as many as there are old tasks."""
+    """The "..." on a card stands for one stage for each old task."""
     learned = at_task(tiny, sorted(method.modalities)[0], short(method.title))
     stages = [stage.name for stage in learned.stages(learned.stream[1])]
     said = list(method.card.stages)

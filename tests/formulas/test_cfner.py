@@ -35,7 +35,8 @@ OFF = {"dce": False, "odce": False, "adaptive": False, "head": "trained"}
 
 
 def wavering(tiny: Any, task: int = 1, **changes: Any) -> Any:
-    """A method whose teacher takes some O words for old entities and others not, with its neighbours in that light."""
+    """Return a method whose teacher takes some O words for old entities and others not, with neighbours found by that
+    teacher."""
     settings = {key: changes.pop(key) for key in list(changes) if "." in key}
     method = at_task(tiny, "token", {"name": "cfner", **changes}, task=task, **settings)
     batch = some(method, 6)
@@ -43,7 +44,7 @@ def wavering(tiny: Any, task: int = 1, **changes: Any) -> Any:
         features = method.teacher(batch).features[batch.targets == 0]
         own, row = method.teacher.head.blocks[0][0].clone(), method.teacher.head.blocks[0][0]
         mean = torch.nn.functional.normalize(features.mean(0), dim=0)
-        for share in np.linspace(1, -1, 400):  # turn O's row away from the O words until some are lost
+        for share in np.linspace(1, -1, 400):  # turn O's row away from the O words until some are misclassified
             row.copy_((1 - abs(share)) * own / own.norm() + share * mean)
             if 0.3 < (method.teacher.head(features).argmax(1) != 0).float().mean() < 0.7:
                 break
@@ -54,7 +55,7 @@ def wavering(tiny: Any, task: int = 1, **changes: Any) -> Any:
 
 
 class ByHand:
-    """Groups and neighbours of the task's words by brute force in the teacher's features."""
+    """Groups and neighbours of the task's words, found by brute force in the teacher's features."""
 
     def __init__(self, method: Any, k: int = 3) -> None:
         self.method, stream = method, method.stream
@@ -75,7 +76,7 @@ class ByHand:
                 self.near[self.rows[i]] = [self.rows[j] for j in sorted(away, key=lambda j: (away[j], j))[:k]]
 
     def scores(self, old: int | None = None) -> dict[int, Array]:
-        """The student's soft-max of each word of the task, over all labels or over the old ones alone."""
+        """Return the student's soft-max of each word of the task, over all labels or over the old labels alone."""
         self.method.model.eval()
         found = dict(zip(self.rows, softmax(logits_of(self.method.model, self.batch)[:, :old]), strict=True))
         self.method.model.train()
@@ -86,7 +87,7 @@ class ByHand:
 
 
 def expected(method: Any, both: Batch, new: int, threshold: float = 0.0) -> dict[str, float]:
-    """The three terms, word by word."""
+    """Compute the three terms word by word."""
     hand, known = ByHand(method), method.now.known
     everything, old = hand.scores(), hand.scores(known)
     student, teacher = softmax(logits_of(method.model, both)), softmax(logits_of(method.teacher, both))
@@ -119,8 +120,8 @@ def expected(method: Any, both: Batch, new: int, threshold: float = 0.0) -> dict
 def test_words_and_their_neighbours_predict_jointly_and_defined_o_words_take_the_teachers_guess(
     tiny: Any, task: int
 ) -> None:
-    """L = mean_E -log((p + q)/2)[y] + w mean_Q KL, where of a defined O word p is cut to the old labels, q is
-    renormalised over them and the teacher is sharpened to its best guess. Replayed words have no neighbours."""
+    """L = mean_E -log((p + q)/2)[y] + w mean_Q KL. For a defined O word, p is cut to the old labels, q is renormalised
+    over them, and the teacher is sharpened to its best guess. Replayed words have no neighbours."""
     method = wavering(tiny, task, **{"benchmark.tasks": [2, 1, 2], "train.lr": 0.002})
     batch = some(method, 6)
     with recorded_passes() as passes:
@@ -139,8 +140,8 @@ def test_words_and_their_neighbours_predict_jointly_and_defined_o_words_take_the
 
 
 def test_neighbours_carry_no_gradient(tiny: Any) -> None:
-    """With half of the weight on words that stay as they are, the gradient for z_y is that of the own half:
-    d/dz -log((p_y + q_y)/2) = -p_y (1 - p_y) / (p_y + q_y)."""
+    """Half of the weight is on constant neighbours, so the gradient for z_y comes only from the word's own half: d/dz
+    -log((p_y + q_y)/2) = -p_y (1 - p_y) / (p_y + q_y)."""
     method = wavering(tiny, **{"memory.size": 0, "odce": False})
     batch, kept = some(method, 1), []
     forward = method.model.head.forward
@@ -221,7 +222,7 @@ def test_the_loss_of_a_sentence_does_not_depend_on_the_order_of_the_task(tiny: A
 
 
 def test_the_weight_grows_with_the_root_of_old_labels_without_o_over_new_ones(tiny: Any) -> None:
-    """Two types, then one, then two: 5 labels, then 7, then 11."""
+    """Tasks of two types, one type and two types give 5, 7 and 11 labels."""
     for task, wanted in ((1, 2 * np.sqrt(4 / 2)), (2, 2 * np.sqrt(6 / 4))):
         method = at_task(tiny, "token", {"name": "cfner"}, task=task, **{"benchmark.tasks": [2, 1, 2]})
         assert method.weight == pytest.approx(wanted)

@@ -1,4 +1,4 @@
-"""Class statistics observed in any parts, and features drawn from them, are compared with numpy."""
+"""Class statistics, observed in any split into parts, and features drawn from them are compared with numpy."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ WIDTH = 3
 def observed(x: torch.Tensor, y: torch.Tensor, parts: list[torch.Tensor]) -> ClassStatistics:
     statistics = ClassStatistics()
     statistics.grow(1, WIDTH)
-    statistics.grow(3, WIDTH)  # a class more than there are examples of
+    statistics.grow(3, WIDTH)  # one class has no examples
     for rows in parts:
         statistics.observe(x[rows], y[rows])
     return statistics
@@ -48,7 +48,7 @@ def test_what_several_processes_have_seen_adds_up() -> None:
 
 
 def test_a_far_mean_does_not_blur_a_covariance() -> None:
-    """Sums of squares would lose all digits here."""
+    """Sums of squares would lose all digits with these numbers."""
     x = torch.tensor([[1e9, 0.0, 0.0], [1e9 + 1, 0.0, 0.0], [1e9 + 2, 0.0, 0.0]])
     found = observed(x, torch.zeros(3, dtype=torch.int64), [torch.tensor([0]), torch.tensor([1, 2])])
     assert float(found.covariance(0)[0, 0]) == 1.0

@@ -29,7 +29,7 @@ def new_batch(method: Any, count: int = 4) -> Batch:
 
 
 def scatter(method: Any, by: float = 0.1) -> None:
-    """Three networks that differ, so that each is sometimes the better one."""
+    """Make the three networks differ, so that each is sometimes the better one."""
     for seed, network in enumerate((method.model, method.plastic, method.stable)):
         rng = torch.Generator().manual_seed(seed)
         for p in network.parameters():
@@ -37,7 +37,8 @@ def scatter(method: Any, by: float = 0.1) -> None:
 
 
 def watched_run(tiny: Any, **changes: Any) -> tuple[Any, list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-    """A run on two tasks; the working network's weights at the start and after every step, and the stable's."""
+    """Run on two tasks. Return the method, the working network's weights at the start and after every step, and the
+    stable network's."""
     method, stream, config = make(tiny, "image", clser(**ALWAYS, **changes))
     working: list[dict[str, Tensor]] = []
     stable: list[dict[str, Tensor]] = []
@@ -89,7 +90,7 @@ def test_replayed_rows_are_pulled_to_the_network_that_is_surer_of_their_class(ti
     np.testing.assert_allclose(chosen, np.maximum(true["stable"], true["plastic"]), rtol=1e-5)
     assert loss["new"].item() == pytest.approx(cross_entropy(logits[:n], targets[:n]), rel=1e-5)
     assert loss["replay"].item() == pytest.approx(cross_entropy(logits[n:], targets[n:]), rel=1e-5)
-    # twice, since the cross-entropy is two means
+    # twice, because the cross-entropy is two means
     assert loss["match"].item() == pytest.approx(2 * 0.3 * ((logits[n:] - target) ** 2).mean(), rel=1e-4)
 
 
@@ -135,7 +136,7 @@ def test_without_the_matching_the_averages_are_not_passed(tiny: Any) -> None:
 
 
 def test_the_first_update_keeps_one_half(tiny: Any) -> None:
-    """n = 1: a = min(1 - 1/2, a_max); every parameter, head and scale included, goes half of the way."""
+    """For n = 1, a = min(1 - 1/2, a_max). Every parameter, including head and scale, moves half of the way."""
     _, working, stable = watched_run(tiny)
     for name, start in stable[0].items():
         assert torch.equal(start, working[0][name])  # copies of the working network
@@ -145,7 +146,7 @@ def test_the_first_update_keeps_one_half(tiny: Any) -> None:
 
 
 def test_while_it_warms_up_an_average_is_the_plain_mean_of_all_weights_so_far(tiny: Any) -> None:
-    """a_n = 1 - 1/(n + 1) without end: w'_n = (w_0 + ... + w_n) / (n + 1)."""
+    """With a_n = 1 - 1/(n + 1) and no upper limit, w'_n = (w_0 + ... + w_n) / (n + 1)."""
     _, working, stable = watched_run(tiny, a_plastic=1.0, a_stable=1.0)
     for n in (2, 6):  # the first task's six steps
         for name, average in stable[n].items():
@@ -154,7 +155,8 @@ def test_while_it_warms_up_an_average_is_the_plain_mean_of_all_weights_so_far(ti
 
 
 def test_through_a_growing_head_every_average_follows_its_recursion(tiny: Any) -> None:
-    """a = min(1 - 1/(n + 1), 0.8), n counting on over tasks; new rows start as the working network's own."""
+    """a = min(1 - 1/(n + 1), 0.8), and n continues to count over tasks. New rows start as copies of the working
+    network's."""
     method, working, stable = watched_run(tiny, a_stable=0.8)
     rows = {"head.blocks.1": at_task(tiny, "image", {"name": "seq"}).model.head.blocks[1].detach()}
     expected = {name: array(value) for name, value in stable[0].items()}
@@ -187,13 +189,14 @@ def test_new_head_rows_are_the_same_in_all_three_networks(tiny: Any, head: str, 
     for average in (plastic, stable):
         assert average.keys() == working.keys()
         assert torch.equal(average["blocks.1"], working["blocks.1"])
-        assert not torch.equal(average["blocks.0"], working["blocks.0"])  # its own old rows
+        assert not torch.equal(average["blocks.0"], working["blocks.0"])  # it keeps its own old rows
     if head == "linear":
         assert torch.equal(plastic["biases.1"], working["biases.1"])
 
 
 def test_each_average_is_updated_by_its_own_chance(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """400 steps; if the two draws were one, the stable network would never be updated without the plastic one."""
+    """There are 400 steps. If the two draws were one, the stable network would never be updated without the plastic
+    one."""
     method = at_task(tiny, "image", clser(r_plastic=0.7, r_stable=0.4))
     steps = 400
     updated = {"plastic": np.zeros(steps), "stable": np.zeros(steps)}

@@ -28,7 +28,8 @@ def unit(seed: int = 0, rows: int = 8) -> Array:
 
 
 def contrast_by_loops(u: Array, y: Any, anchors: Any, tau: float) -> float:
-    """-tau/0.07 times the sum over anchors of the mean over positives of log soft-max of u.u/tau, over all rows."""
+    """Return -tau/0.07 times the sum over anchors of the mean over positives of log soft-max of u.u/tau, divided by the
+    number of rows."""
     total = 0.0
     for i in range(len(u)):
         others = [a for a in range(len(u)) if a != i]
@@ -65,7 +66,7 @@ def test_the_contrast_is_that_of_the_anchors_divided_by_all_rows(tau: float, kno
 
 
 def test_three_rows_by_hand() -> None:
-    """u = e1, e1, e2 with labels 0, 0, 1 and tau = 1: rows 0 and 1 give log(e + 1) - 1, row 2 has no partner."""
+    """u = e1, e1, e2 with labels 0, 0, 1 and tau = 1. Rows 0 and 1 give log(e + 1) - 1, and row 2 has no positive."""
     u = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     found = supervised_contrast(u, torch.tensor([0, 0, 1]), torch.ones(3, dtype=torch.bool), tau=1.0, base=1.0)
     assert float(found) == pytest.approx(2 * (np.log(np.e + 1) - 1) / 3)
@@ -74,7 +75,8 @@ def test_three_rows_by_hand() -> None:
 
 
 def test_with_anchors_everywhere_it_is_symmetric_supervised_contrast() -> None:
-    """Khosla et al. 2020, eq. 2: sum over i of -1/|P(i)| sum over p of log..., here as a mean and times tau/0.07."""
+    """The reference is Khosla et al. 2020, eq. 2: the sum over i of -1/|P(i)| sum over p of log..., here as a mean and
+    times tau/0.07."""
     u, tau = unit(3), 0.3
     similarity = u @ u.T / tau
     np.fill_diagonal(similarity, -np.inf)
@@ -85,7 +87,7 @@ def test_with_anchors_everywhere_it_is_symmetric_supervised_contrast() -> None:
 
 
 def test_old_rows_are_no_anchors_but_still_opposites() -> None:
-    """Rows 0 and 1 are old: as anchors they count nothing, as opposites they push new rows away."""
+    """Rows 0 and 1 are old. As anchors they count nothing; as negatives they push new rows away."""
     u = torch.from_numpy(unit()).requires_grad_(True)
     anchors = torch.from_numpy(LABELS > 0)
     supervised_contrast(u, torch.from_numpy(LABELS), anchors, tau=0.5).backward()
@@ -93,14 +95,14 @@ def test_old_rows_are_no_anchors_but_still_opposites() -> None:
     for i, d in ((0, 0), (1, 2), (5, 3)):
         moved = base.copy()
         moved[i, d] += step
-        # the gradient reaches an old row only where it stands in the sums of the new ones
+        # the gradient reaches an old row only through the sums of the new rows
         difference = contrast_by_loops(moved, LABELS, LABELS > 0, 0.5) - contrast_by_loops(
             base, LABELS, LABELS > 0, 0.5
         )
         assert float(u.grad[i, d]) == pytest.approx(difference / step, abs=1e-5)  # type: ignore[index]
     assert u.grad is not None
     assert u.grad[0].abs().sum() > 1e-4
-    alone = torch.from_numpy(unit()).requires_grad_(True)  # only old rows: nothing at all
+    alone = torch.from_numpy(unit()).requires_grad_(True)  # only old rows: no gradient at all
     supervised_contrast(alone, torch.from_numpy(LABELS), torch.zeros(8, dtype=torch.bool), tau=0.5).backward()
     assert alone.grad is not None
     assert not alone.grad.any()
@@ -146,7 +148,7 @@ def test_the_order_of_a_batch_does_not_matter() -> None:
 
 
 def projected(projector: Any, features: Array) -> Array:
-    """d -> d -> 128 with a ReLU between, at length 1."""
+    """Return the projection d -> d -> 128 with a ReLU in between, normalised to length 1."""
     first, _, second = projector.head
     hidden = np.maximum(features @ array(first.weight).T + array(first.bias), 0)
     out = hidden @ array(second.weight).T + array(second.bias)
@@ -165,7 +167,7 @@ def test_the_terms_of_a_step_by_numpy(tiny: Any, modality: str) -> None:
     rng = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in (*method.model.encoder.parameters(), *method.projector.parameters()):
-            p += 0.02 * torch.randn(p.shape, generator=rng)  # the student leaves its teacher
+            p += 0.02 * torch.randn(p.shape, generator=rng)  # the student differs from its teacher
     batch = some(method)
     with recorded_passes() as passes:
         loss = method.loss(batch)
@@ -196,7 +198,7 @@ def test_a_picture_is_seen_in_two_views_replayed_ones_too(tiny: Any) -> None:
     differ = (one != other).flatten(1).any(1)
     assert differ[:4].any()
     assert differ[4:].any()
-    assert torch.equal(one[:4], batch.inputs["pixel_values"])  # the epoch's view
+    assert torch.equal(one[:4], batch.inputs["pixel_values"])  # the view of the epoch
 
 
 def test_two_views_of_a_text_are_two_dropouts_and_the_teacher_sees_none(tiny: Any) -> None:
@@ -210,7 +212,7 @@ def test_two_views_of_a_text_are_two_dropouts_and_the_teacher_sees_none(tiny: An
     assert not torch.allclose(student[0], student[1], atol=1e-3)
     torch.testing.assert_close(teacher[0], teacher[1])
     assert not teacher[0].requires_grad
-    method = at_task(tiny, "text", {"name": "co2l"})  # without dropout they are equal
+    method = at_task(tiny, "text", {"name": "co2l"})  # without dropout both views are equal
     method.projector.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     method.loss(some(method))
     one, other = seen[-1].split(len(seen[-1]) // 2)
@@ -231,7 +233,7 @@ def test_a_weight_of_0_skips_the_teacher_and_the_first_task_has_none(tiny: Any) 
 
 
 def after_stages(tiny: Any, modality: str, **options: Any) -> tuple[Any, dict[str, dict[str, Tensor]]]:
-    """A method that learned two tasks, and its state after each stage of the second."""
+    """Return a method that has learned two tasks, and its state after each stage of the second task."""
     found: dict[str, dict[str, Tensor]] = {}
 
     class Watching(Trainer):
@@ -302,7 +304,7 @@ def test_the_linear_stage_draws_every_class_alike_from_task_and_memory(tiny: Any
     drawn = torch.cat([stage.sampler(torch.Generator().manual_seed(seed)) for seed in range(50)])
     assert len(drawn) == 50 * 24
     counts = Counter(method.stream.targets[drawn].tolist())
-    assert all(240 < counts[c] < 360 for c in range(4))  # 300 each, though old classes have 2 examples and new ones 10
+    assert all(240 < counts[c] < 360 for c in range(4))  # 300 each, although old classes have 2 examples, new ones 10
     assert set(drawn.tolist()) == set(stage.examples().tolist())
 
 

@@ -31,7 +31,7 @@ SHORT["tune_steps"] = 0
 
 
 def standing(tiny: Any, modality: str) -> Any:
-    """At the second task, with components far from where they start."""
+    """Return a method at the second task, with components far from their initial values."""
     method, _, _ = at_stage(tiny, modality, SHORT, "tune", task=1)
     rng = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -42,13 +42,13 @@ def standing(tiny: Any, modality: str) -> Any:
 
 
 def weighed(q: Array, K: Array, A: Array) -> Array:
-    """cos(q * A_k, K_k), component by component."""
+    """Return cos(q * A_k, K_k), component by component."""
     result = [(q * a) @ k / np.linalg.norm(q * a) / np.linalg.norm(k) for k, a in zip(K, A, strict=True)]
     return np.array(result)
 
 
 def by_hand(method: Any, batch: Batch) -> Tensor:
-    """Class tokens, one example at a time and without its padding."""
+    """Return the class tokens, computed one example at a time and without padding."""
     encoder, prompts, rows = method.model.encoder, method.model.prompts, []
     P, K, A = (np.concatenate([array(p) for p in parts], 1) for parts in (prompts.P, prompts.K, prompts.A))
     for i, q in enumerate(features_of(encoder, batch)):
@@ -105,7 +105,7 @@ def test_a_prediction_does_not_depend_on_what_else_is_in_the_batch(tiny: Any, mo
 
 @given(st.integers(0, 12), st.integers(1, 6), st.integers(0, 1000))
 def test_new_vectors_are_orthonormal_to_each_other_and_to_the_old_ones(old: int, count: int, seed: int) -> None:
-    """The old ones are neither orthogonal nor of length 1 after their own task's training."""
+    """After the training of their own task, the old vectors are neither orthogonal nor of length 1."""
     rng = torch.Generator().manual_seed(seed)
     before = torch.randn(old, 18, generator=rng, dtype=torch.float64) * 3
     new = orthonormal(count, before, rng)
@@ -122,7 +122,8 @@ def test_old_vectors_that_depend_on_each_other_do_not_disturb() -> None:
 
 @pytest.mark.parametrize(("old", "count"), [(4, 2), (9, 3), (3, 3), (0, 6)])
 def test_where_no_direction_is_left_they_begin_again(old: int, count: int) -> None:
-    """In four dimensions: as many as there is room for are orthogonal to the old ones, then the next to each other."""
+    """In four dimensions, new vectors are orthogonal to the old ones as long as there is room. The next ones are
+    orthogonal to each other."""
     rng = torch.Generator().manual_seed(1)
     before = torch.randn(old, 4, generator=rng, dtype=torch.float64)
     new = orthonormal(count, before, rng)
@@ -144,7 +145,7 @@ def test_a_task_begins_with_components_keys_and_attentions_orthonormal_to_the_tr
             old, new = (array(p)[block].reshape(3, -1) for p in parts)
             np.testing.assert_allclose(new @ new.T, np.eye(3), atol=1e-10)
             np.testing.assert_allclose(new @ old.T, 0, atol=1e-10)
-            assert np.abs(old @ old.T - np.eye(3)).max() > 1e-6  # moved by their training
+            assert np.abs(old @ old.T - np.eye(3)).max() > 1e-6  # changed by training
     assert [p.shape for p in method.model.prompts.newest()] == [(2, 3, 4, 16), (2, 3, 16), (2, 3, 16)]
 
 
@@ -182,7 +183,7 @@ def test_the_loss_is_cross_entropy_over_the_new_classes(tiny: Any) -> None:
 
 
 def test_the_gradient_of_every_part_is_that_of_its_formula(tiny: Any) -> None:
-    """Differences of the loss, computed by hand."""
+    """The gradient is compared with differences of the loss, which is computed by hand."""
     method = standing(tiny, "image")
     batch = some_of_all(method)
     method.loss(batch).backward()

@@ -39,7 +39,8 @@ def unit(x: Array) -> Array:
 
 
 def brute_force(method: Any, k: int) -> dict[int, list[int]]:
-    """Of each example of the task or the memory the k nearest others of new classes, in the teacher's features."""
+    """Return, for each example of the task or the memory, the k nearest other examples of new classes in the teacher's
+    features."""
     new = method.stream[method.now.task].train.tolist()
     everything = sorted({*new, *method.memory.examples.tolist()})
     with torch.no_grad():
@@ -54,7 +55,7 @@ def brute_force(method: Any, k: int) -> dict[int, list[int]]:
 
 
 def mean_predictions(method: Any, rows: list[int], near: dict[int, list[int]]) -> Array:
-    """q of each row: the mean of its neighbours' predictions in the epoch's view."""
+    """Return q of each row, the mean of its neighbours' predictions in the view of the epoch."""
     method.model.eval()
     found = [
         softmax(logits_of(method.model, method.stream.batch(torch.tensor(near[row]), view=method.now.view()))).mean(0)
@@ -116,7 +117,7 @@ def test_the_first_task_has_no_neighbours(tiny: Any) -> None:
 
 @pytest.mark.parametrize("top_k", [3, 50])
 def test_loss_is_that_of_half_the_own_prediction_and_half_the_mean_of_the_neighbours(tiny: Any, top_k: int) -> None:
-    """Of 50 neighbours only 19 or 20 are there."""
+    """If 50 neighbours are asked for, there are only 19 or 20."""
     method = at_task(tiny, "image", {"name": "dde", "top_k": top_k})
     batch = some_of_all(method)
     with recorded_passes() as passes:
@@ -136,7 +137,7 @@ def test_loss_is_that_of_half_the_own_prediction_and_half_the_mean_of_the_neighb
 
 
 def test_no_gradient_reaches_the_neighbours(tiny: Any) -> None:
-    """The gradient is that of -log (p_y + a constant) / 2; neighbours are passed in eval mode and without a graph."""
+    """The gradient is that of -log((p_y + constant) / 2). Neighbours are passed in eval mode and without a graph."""
     method = at_task(tiny, "image", {"name": "dde", "top_k": 3, "lambda_base": 0.0, "margin_weight": 0.0})
     batch = some_of_all(method)
     with recorded_passes() as passes:
@@ -174,7 +175,7 @@ def test_momentum_feature_adds_each_batchs_mean_to_what_is_left_and_starts_anew_
     for task in stream:
         trainer.learn(task)
         found.append(array(method.e))
-    assert (found[0] == 0).all()  # the first task is plain
+    assert (found[0] == 0).all()  # no momentum feature in the first task
     expected = [np.zeros(16)]
     for task_means in (seen[1], seen[2]):
         e = np.zeros(16)
@@ -189,7 +190,8 @@ def test_momentum_feature_adds_each_batchs_mean_to_what_is_left_and_starts_anew_
 
 
 def predictions(method: Any, **numbers: float) -> tuple[Array, Array, Array, Array]:
-    """What is predicted for some examples with these a1, a2; their unit features, the unit rows and the unit e."""
+    """Return the predictions for some examples with these a1 and a2, the unit features of the examples, the unit rows
+    and the unit e."""
     for name, value in numbers.items():
         getattr(method.removal, name).data.fill_(value)
     method.eval()
@@ -201,7 +203,7 @@ def predictions(method: Any, **numbers: float) -> tuple[Array, Array, Array, Arr
 
 
 def removing(tiny: Any) -> Any:
-    """A method in its third task, with two momentum features."""
+    """Return a method in its third task, with two momentum features."""
     method = at_task(tiny, "image", {"name": "dde"}, 2, **{"benchmark.tasks": [2, 1, 2]})
     for step in range(3):
         method.now.step = step
@@ -243,12 +245,12 @@ LEARNED = {"name": "dde", "removal": "learned"}
 
 
 def at_removal(tiny: Any) -> tuple[Any, Any, Trainer]:
-    """A method that has done its main stage of the second task, and the stage that follows."""
+    """Return a method that has finished its main stage of the second task, the stage that follows, and the trainer."""
     method, stream, config = make(tiny, "image", LEARNED)
     trainer = Trainer(method, stream, config)
     trainer.learn(stream[0])
     begin(trainer, 1)
-    method.removal.a1.data.fill_(0.2)  # as if from the task before
+    method.removal.a1.data.fill_(0.2)  # as if left by the previous task
     main, removal = method.stages(stream[1])
     trainer.train(main, 2)
     next_stage(trainer)
@@ -279,10 +281,10 @@ def test_learned_removal_fits_two_numbers_on_the_balanced_memory_and_leaves_the_
     with recorded_passes() as passes:
         trainer.train(removal, 2)
     assert all(p.model is method.model and not p.training for p in passes)
-    assert len(pairs) == 20  # ten slots for four classes: two each, which is one batch
+    assert len(pairs) == 20  # ten slots for four classes are two each, which is one batch
     assert pairs[0] == [1.0, 0.5]
     moves = np.abs(np.diff(pairs[:2], axis=0))
-    np.testing.assert_allclose(moves, 2e-3, rtol=1e-2)  # Adam's first step is the learning rate, whatever the gradient
+    np.testing.assert_allclose(moves, 2e-3, rtol=1e-2)  # Adam's first step has the size of the learning rate
     assert rates == pytest.approx([2e-3] * 10 + [2e-4] * 10)
     assert sorted(method.stream.targets[method.memory.examples].tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert_equal_bits(weights(method.model), network)

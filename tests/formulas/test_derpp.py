@@ -40,7 +40,8 @@ def new_batch(method: Any, step: int = 0, count: int = 8) -> Batch:
 
 
 def by_slot(method: Any, slots: Tensor) -> list[Array]:
-    """The stored logits of each row of these slots, without what is padding: one array a row, as wide as it was."""
+    """Return the stored logits of each row of these slots without padding: one array per row, as wide as when it was
+    stored."""
     found: list[Array] = []
     for slot in slots.tolist():
         _, owner = method.stream.rows_of(method.memory.examples[slot : slot + 1])
@@ -56,9 +57,9 @@ def by_slot(method: Any, slots: Tensor) -> list[Array]:
 
 @pytest.mark.parametrize("modality", ["image", "token"])
 def test_three_terms_over_two_draws_and_each_row_is_matched_on_the_columns_it_had(tiny: Any, modality: str) -> None:
-    """L = CE(z, y) + alpha mean (z(x1) - z1)^2 + beta CE(z(x2), y2); the mean is over all entries that were stored."""
+    """L = CE(z, y) + alpha mean (z(x1) - z1)^2 + beta CE(z(x2), y2). The mean is over all entries that were stored."""
     method = at_task(tiny, modality, derpp(), **{"train.batch_size": 16, "train.replay_o": "label"})
-    for step in range(2):  # some slots are now of this task: wider notes beside narrower ones
+    for step in range(2):  # some slots are now of this task, so wider notes are beside narrower ones
         batch = new_batch(method, step)
         method.loss(batch)
         method.after_step(batch)
@@ -69,7 +70,7 @@ def test_three_terms_over_two_draws_and_each_row_is_matched_on_the_columns_it_ha
         slots: Tensor = method.memory.draw(8, method.now.rng(f"memory {draw}"))
         return slots
 
-    while len(set(method.memory.task[drawn(1)].tolist())) == 1:  # to a step that matches both kinds
+    while len(set(method.memory.task[drawn(1)].tolist())) == 1:  # find a step that matches both kinds
         method.now.step += 1
     with recorded_passes() as passes:
         loss = method.loss(batch)
@@ -102,14 +103,14 @@ def test_the_two_draws_are_independent_in_slots_and_in_views(tiny: Any) -> None:
     assert len(pairs) == 320
     same = sum(a == b for a, b in pairs)
     slots = method.memory.examples.numpy()
-    chance = (slots[:, None] == slots).mean()  # a slot each, uniformly; an example may have two
+    chance = (slots[:, None] == slots).mean()  # each draw is a uniform slot; an example may have two slots
     assert abs(same - 320 * chance) < 4.5 * np.sqrt(320 * chance * (1 - chance))
     assert False in views
 
 
 @pytest.mark.parametrize("modality", ["image", "token"])
 def test_nothing_is_left_to_match_right_after_storing(tiny: Any, modality: str) -> None:
-    """Same inputs, same weights: the replayed logits are the stored ones."""
+    """With the same inputs and weights, the replayed logits equal the stored ones."""
     method, stream, config = make(tiny, modality, derpp(), **{"benchmark.augment": False, "memory.size": 8})
     trainer = Trainer(method, stream, config)
     trainer.enter(stream[0])
@@ -127,7 +128,7 @@ def test_nothing_is_left_to_match_right_after_storing(tiny: Any, modality: str) 
 
 def test_what_is_stored_is_the_augmented_pass_before_the_update_and_never_changes(tiny: Any) -> None:
     method, stream, config = make(tiny, "image", derpp(), **{"memory.size": 12})
-    offered: dict[int, list[Tensor]] = {}  # by example: the logits of every time it was shown
+    offered: dict[int, list[Tensor]] = {}  # by example, the logits from every time it was shown
     kept: dict[int, Tensor] = {}
     before_update = method.before_step
 
@@ -153,7 +154,7 @@ def test_what_is_stored_is_the_augmented_pass_before_the_update_and_never_change
     method.before_step, method.after_step = before_step, after_step  # type: ignore[method-assign]
     Trainer(method, stream, config).run()
     assert set(method.memory.task.tolist()) == {0, 1}
-    # all that was ever offered: 20 examples, 2 epochs, 2 tasks
+    # all examples that were offered: 20 examples, 2 epochs, 2 tasks
     assert int(method.memory.seen) == 80
 
 
@@ -185,7 +186,7 @@ def test_replay_starts_in_the_first_task_beside_a_whole_batch_and_takes_its_shar
     assert sizes == first + [(1, 4, 8)] * 10
 
 
-# -- the reading of BaCE's authors: a teacher
+# -- the variant of BaCE's authors: a teacher
 
 
 @pytest.mark.parametrize("modality", ["image", "token"])
@@ -221,7 +222,7 @@ def test_with_a_teacher_the_memory_is_herded_as_in_er(tiny: Any) -> None:
 
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_with_a_teacher_and_unit_weights_it_is_bace_without_its_new_effects(tiny: Any, modality: str) -> None:
-    """Texts are the same up to rounding: BaCE's teacher passes the memory once an epoch, in other batches."""
+    """Texts are equal up to rounding, because BaCE's teacher passes the memory once per epoch, in other batches."""
     reduced = {"name": "bace", "W0": 1.0, "alpha": 0.0, "beta": 1.0}
     one, other = (
         bace.run(tiny.settings(modality, method=m)) for m in (derpp(logits="teacher", alpha=1.0, beta=1.0), reduced)
@@ -275,9 +276,10 @@ def test_a_term_of_weight_0_is_not_passed_and_does_not_change_the_others_draw(ti
 def test_the_matching_has_the_published_weight_of_its_variant_unless_one_is_given(
     tiny: Any, logits: str, alpha: float
 ) -> None:
-    """0.2 and 0.5 in the original (CIFAR-10, 500 slots), 0.5 and 0.5 in the code of BaCE's authors."""
+    """The weights are 0.2 and 0.5 in the original (CIFAR-10, 500 slots), and 0.5 and 0.5 in the code of BaCE's
+    authors."""
     method = at_task(tiny, "image", {"name": "derpp", "logits": logits})
-    for p in method.model.parameters():  # away from what is to be matched
+    for p in method.model.parameters():  # away from the targets of the matching
         p.data += 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(p.shape)))
     batch = new_batch(method, count=4)
     by_default = method.loss(batch)

@@ -20,7 +20,7 @@ SHORT = {"name": "dualprompt", "tune_epochs": 2, "tune_batch": 6, "tune_steps": 
 
 
 def standing(tiny: Any, modality: str, **options: Any) -> Any:
-    """At the second task, with prompts and keys that differ, so that examples choose differently."""
+    """Return a method at the second task, with different prompts and keys, so that examples choose differently."""
     method, _, _ = at_stage(tiny, modality, {**SHORT, **options}, "tune", task=1)
     rng = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -29,7 +29,7 @@ def standing(tiny: Any, modality: str, **options: Any) -> Any:
         features = torch.from_numpy(features_of(method.model.encoder, some_of_all(method)))
         for key, mean in zip(method.model.prompts.keys, (features[:2].mean(0), features[2:].mean(0)), strict=True):
             key.copy_(mean - features.mean(0))
-        method.model.head.blocks[1].copy_(torch.randn(2, 16, generator=rng))  # rows of zeros would pass nothing on
+        method.model.head.blocks[1].copy_(torch.randn(2, 16, generator=rng))  # rows of zeros would stop the gradient
     method.zero_grad()
     return method
 
@@ -41,8 +41,8 @@ def cosines(method: Any, batch: Batch) -> Array:
 
 
 def by_hand(method: Any, batch: Batch, chosen: list[int]) -> Tensor:
-    """Class tokens, one example at a time and without its padding: the G-prompt before the keys and values of block 1,
-    its E-prompt before those of block 2."""
+    """Return the class tokens, computed one example at a time and without padding. The G-prompt is put before the keys
+    and values of block 1, and the E-prompt before those of block 2."""
     encoder, prompts, rows = method.model.encoder, method.model.prompts, []
     for i, task in enumerate(chosen):
         inputs = {key: value[i : i + 1] for key, value in batch.inputs.items()}

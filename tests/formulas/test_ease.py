@@ -22,7 +22,8 @@ def cos(a: Array, b: Array) -> float:
 
 
 def made_by_hand(known: Array, tasks: list[range]) -> Array:
-    """Class by class: a soft-max of cosines in the class's own space weighs the prototypes in the later one."""
+    """Complete the prototypes class by class. A soft-max of cosines in the class's own space weights the prototypes in
+    the later space."""
     result = known.copy()
     for i, old in enumerate(tasks):
         for j in range(i + 1, len(tasks)):
@@ -44,7 +45,7 @@ def test_missing_prototypes_are_means_of_later_classes_weighted_by_similarity(si
 
 
 def test_a_made_prototype_by_hand() -> None:
-    """Two tasks of 1 and 2 classes: cosines 1 and 0 in the old space."""
+    """In two tasks of 1 and 2 classes, the cosines in the old space are 1 and 0."""
     prototypes = torch.tensor([[[2.0, 0.0], [9.0, 9.0]], [[3.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
     complete(prototypes, [range(1), range(1, 3)])
     e = np.e
@@ -111,7 +112,7 @@ def test_adapters_of_earlier_tasks_never_change_and_each_task_starts_from_new_on
     for earlier, later in zip([encoder, *noted], noted, strict=False):
         assert all(torch.equal(value, later[name]) for name, value in earlier.items())
     last = noted[-1]
-    assert all(last[f"additions.{t}.0.up.weight"].any() for t in range(2))  # one class alone teaches nothing
+    assert all(last[f"additions.{t}.0.up.weight"].any() for t in range(2))  # a task of one class teaches nothing
     assert not torch.equal(last["additions.0.0.down.weight"], last["additions.1.0.down.weight"])
 
 
@@ -122,7 +123,7 @@ def test_the_soft_max_of_a_task_is_over_its_own_classes(tiny: Any) -> None:
     batch = some(method, 4)
     cosines = features_of(method.model.encoder, batch)
     rows = array(method.model.head.blocks[0])
-    logits = np.array([[cos(f, w) for w in rows] for f in cosines])  # a scale of 1
+    logits = np.array([[cos(f, w) for w in rows] for f in cosines])  # with a scale of 1
     labels = batch.targets.numpy() - 2
     expected = np.mean([np.log(np.exp(z).sum()) - z[y] for z, y in zip(logits, labels, strict=True)])
     assert float(stage.loss(batch)) == pytest.approx(expected, abs=1e-10)

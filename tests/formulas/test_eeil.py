@@ -28,12 +28,12 @@ from bace.methods import EEIL
 
 
 def kd(student: Any, teacher: Any, T: float = 2.0) -> float:
-    """-sum_c softmax(z'/T)_c log softmax(z/T)_c, mean over rows."""
+    """Return the mean over rows of -sum_c softmax(z'/T)_c log softmax(z/T)_c."""
     return float(-(softmax(teacher / T) * np.log(softmax(student / T))).sum(1).mean())
 
 
 def moved(method: Any) -> None:
-    """The student somewhere else than its teacher, so that no term is trivial."""
+    """Move the student away from its teacher, so that no term is trivial."""
     source = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for p in method.model.parameters():
@@ -41,8 +41,8 @@ def moved(method: Any) -> None:
 
 
 class Watching(Trainer):
-    """Notes the student at the end of each stage, and at each step of the second stage its teacher, the rate of every
-    parameter group and what is learned from."""
+    """Record the student at the end of each stage and, at each step of the second stage, its teacher, the rate of every
+    parameter group and the examples."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -83,11 +83,11 @@ def test_with_one_old_block_the_distillation_is_that_of_lwf(tiny: Any) -> None:
     student, teacher = passes
     assert (student.model, teacher.model) == (method.model, method.teacher)
     assert student.batch is teacher.batch
-    assert len(student.batch) == 4 + 4  # new and replayed rows alike
+    assert len(student.batch) == 4 + 4  # both new and replayed rows
     assert set(student.batch.examples.tolist()) > set(batch.examples.tolist())
     z, z0 = logits_of(method.model, student.batch), logits_of(method.teacher, student.batch)
     assert (z.shape[1], z0.shape[1]) == (4, 2)
-    assert loss["distil"].item() == pytest.approx(2 * 3 * kd(z[:, :2], z0), rel=1e-4)  # 2 means of cross-entropy
+    assert loss["distil"].item() == pytest.approx(2 * 3 * kd(z[:, :2], z0), rel=1e-4)  # the cross-entropy is two means
     targets = student.batch.targets.numpy()
     assert loss["new"].item() == pytest.approx(cross_entropy(z[:4], targets[:4]), rel=1e-4)
     assert loss["replay"].item() == pytest.approx(cross_entropy(z[4:], targets[4:]), rel=1e-4)
@@ -200,7 +200,7 @@ def test_the_second_stage_distils_every_block_and_replays_nothing(tiny: Any) -> 
     z, z0 = (logits_of(p.model, batch) for p in passes)
     assert loss.keys() == {"new", "distil"}
     assert loss["new"].item() == pytest.approx(cross_entropy(z, batch.targets.numpy()), rel=1e-4)
-    blocks = sum(kd(z[:, a:b], z0[:, a:b]) for a, b in ((0, 2), (2, 3), (3, 5)))  # the newest among them
+    blocks = sum(kd(z[:, a:b], z0[:, a:b]) for a, b in ((0, 2), (2, 3), (3, 5)))  # including the newest block
     assert loss["distil"].item() == pytest.approx(blocks, rel=1e-4)
 
 
@@ -215,7 +215,7 @@ def test_nothing_of_the_second_stage_outlives_the_task(tiny: Any) -> None:
     assert len(state["balanced"]) == 0
     assert not any(name.startswith("teacher.") for name in state)
     counts = Counter(trainer.stream.targets[trainer.method.memory.examples].tolist())
-    assert counts == dict.fromkeys(range(5), 12 // 5)  # the memory is chosen anew, for all classes
+    assert counts == dict.fromkeys(range(5), 12 // 5)  # the memory is chosen again, for all classes
 
 
 def test_without_a_memory_there_is_nothing_to_balance(tiny: Any) -> None:

@@ -29,11 +29,11 @@ from bace.errors import ConfigError
 from bace.methods.ewc import EWC
 
 LINEAR = {"head.kind": "linear"}
-pytestmark = pytest.mark.filterwarnings("ignore:EWC")  # the tiny streams learn with a high rate
+pytestmark = pytest.mark.filterwarnings("ignore:EWC")  # the tiny streams use a high learning rate
 
 
 def learned(tiny: Any, modality: str, tasks: int = 1, method: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """A method that has just ended its last task."""
+    """Return a method that has just finished its last task."""
     made, stream, config = make(tiny, modality, {"name": "ewc", **(method or {})}, **{**LINEAR, **changes})
     trainer = Trainer(made, stream, config)
     for task in range(tasks):
@@ -42,7 +42,7 @@ def learned(tiny: Any, modality: str, tasks: int = 1, method: dict[str, Any] | N
 
 
 def by_name(method: Any, values: torch.Tensor, new: str = "none") -> dict[str, Array]:
-    """The entries of each parameter, in the order of the model's; without those of the `new` rows."""
+    """Split the values into the parameters of the model, in its order, without the rows whose name ends in `new`."""
     found, at = {}, 0
     for name, p in method.model.named_parameters():
         if p.requires_grad and not name.endswith(new):
@@ -53,8 +53,8 @@ def by_name(method: Any, values: torch.Tensor, new: str = "none") -> dict[str, A
 
 
 def closed_form(method: Any, batch: Batch, first: int = 0) -> dict[str, Array]:
-    """E[(p - y)^2 x^2] and its like: what depends on a row's feature h only, with z = W h + b and h = w n + v (the last
-    LayerNorm). dz = p - y; dW = dz h, db = dz, dv = W'dz, dw = W'dz n."""
+    """Return E[(p - y)^2 x^2] and similar means for everything that depends only on a row's feature h, where z = W h +
+    b and h = w n + v (the last LayerNorm). dz = p - y; dW = dz h, db = dz, dv = W'dz, dw = W'dz n."""
     with torch.no_grad():
         out = method.model(batch)
     h, z = array(out.features), array(out.logits)[:, first:]
@@ -90,7 +90,7 @@ def assert_close(found: dict[str, Array], expected: dict[str, Array]) -> None:
 
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
 def test_fisher_is_the_mean_squared_gradient_of_each_row(tiny: Any, modality: str) -> None:
-    """Of each word, those labelled O too; with dropout off, though the backbone has it."""
+    """For tokens the rows are words, including words labelled O. Dropout is off, although the backbone has dropout."""
     changes = {} if modality == "image" else {"backbone": tiny.bert}
     method = learned(tiny, modality, **changes)
     batch = method.stream.batch(method.stream[0].train)
@@ -100,7 +100,8 @@ def test_fisher_is_the_mean_squared_gradient_of_each_row(tiny: Any, modality: st
 
 
 def test_fisher_with_labels_of_the_model_would_be_that_of_logistic_regression(tiny: Any) -> None:
-    """sum_y p(y) F(y) = p (1 - p) h^2 for two classes: the label of a row counts, and nothing but the label."""
+    """For two classes, sum_y p(y) F(y) = p (1 - p) h^2. This shows that F depends on the label of the row and on no
+    other label."""
     method = learned(tiny, "image")
     row = method.stream[0].train[:1]
     batch = method.stream.batch(row)
@@ -115,7 +116,7 @@ def test_fisher_with_labels_of_the_model_would_be_that_of_logistic_regression(ti
 
 
 def test_fisher_of_every_parameter_by_a_pass_for_each_row(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where there is room for the gradients of three rows at a time."""
+    """This includes the case in which there is room for the gradients of only three rows at a time."""
     monkeypatch.setattr(bace.methods.parts.fisher, "ROOM", 3 * 14_000)
     method = learned(tiny, "token", **{"benchmark.train_per_class": 2, "head.kind": "cosine"})
     rows, _ = method.stream.labels(method.stream[0].train)
@@ -151,7 +152,7 @@ def test_fisher_takes_so_many_rows_at_random_and_none_twice(tiny: Any, monkeypat
 
 @pytest.mark.parametrize("span", ["seen", "new"])
 def test_fisher_of_tasks_is_averaged_and_has_the_span_of_the_cross_entropy(tiny: Any, span: str) -> None:
-    """F <- (F_t + t F) / (t + 1), F = 0 for the rows of new classes; F_t knows no penalty."""
+    """F <- (F_t + t F) / (t + 1), and F = 0 for the rows of new classes. F_t does not include the penalty."""
     method, stream, config = make(
         tiny, "image", {"name": "ewc", "span": span}, **LINEAR, **{"benchmark.tasks": [2, 1, 2]}
     )
@@ -184,7 +185,7 @@ def test_penalty_and_its_gradient_are_zero_at_the_start_of_a_task(tiny: Any, mod
     method = at_task(tiny, modality, {"name": "ewc"})
     batch = some(method)
     method.model.zero_grad()
-    terms, first = method.loss(batch), 0 if modality == "token" else 2  # by default over the new classes
+    terms, first = method.loss(batch), 0 if modality == "token" else 2  # the default span is the new classes
     expected = cross_entropy(logits_of(method.model, batch)[:, first:], batch.targets.numpy() - first)
     assert terms["new"].item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert terms["penalty"].item() == 0
@@ -252,7 +253,7 @@ def test_fisher_is_cut_where_a_step_of_sgd_would_go_beyond_the_anchor(
     gradient = torch.cat([p.grad.flatten() for name, p in method.model.named_parameters() if not name.endswith(".1")])
     expected = 200 * 0.01 * np.minimum(array(kept), limit)
     np.testing.assert_allclose(array(gradient), expected, rtol=1e-3)
-    assert torch.equal(method.fisher, kept)  # what is merged into later tasks' is not cut
+    assert torch.equal(method.fisher, kept)  # the Fisher information that is merged into later tasks is not cut
 
 
 @pytest.mark.parametrize(("max_pull", "stays"), [(1.0, True), (0.0, False)])

@@ -29,7 +29,7 @@ from bace.methods.extendner import ExtendNER
 
 
 def means(values: Array, new: Array, reduction: str) -> float:
-    """Mean over the new rows + mean over the replayed ones; or one mean over both."""
+    """Return the mean over the new rows plus the mean over the replayed rows, or one mean over both."""
     parts = [values[new], values[~new]] if reduction == "sum" else [values]
     return float(sum(part.mean() for part in parts if len(part)))
 
@@ -62,7 +62,7 @@ def test_entities_are_under_cross_entropy_and_o_words_distilled_new_and_replayed
     assert old.shape[1] == method.now.known == 5 < logits.shape[1] == 9
     outside, new = targets == 0, np.arange(len(both)) < len(batch)
     replayed = targets[~new]
-    assert 0 < (replayed == 0).sum() < len(replayed)  # both rules have replayed words
+    assert 0 < (replayed == 0).sum() < len(replayed)  # both rules apply to some replayed words
     assert (replayed < 5).all()
     ce = means(row_losses(logits, targets)[~outside], new[~outside], reduction)
     kl = means(kl_slice(logits, old, tau)[outside] * tau**2, new[outside], reduction)
@@ -75,8 +75,8 @@ def test_entities_are_under_cross_entropy_and_o_words_distilled_new_and_replayed
 def test_gradient_of_the_distillation_is_the_soft_max_less_the_teachers_with_zeros_for_the_new_labels(
     tiny: Any,
 ) -> None:
-    """d KL / d z_c = p_c - p'_c, and p_c for a new label: it is pushed down through the normaliser. A renormalised
-    student would leave it alone."""
+    """d KL / d z_c = p_c - p'_c for an old label and p_c for a new label, which is pushed down through the normaliser.
+    A renormalised student would leave new labels unchanged."""
     method = at_task(tiny, "token", {"name": "extendner", "lambda_kd": 3.0}, **{"memory.size": 0})
     batch = some(method, 6)
     take_step(method, batch)
@@ -116,14 +116,14 @@ def test_only_words_count_not_their_later_pieces_special_tokens_or_padding(tiny:
     batch = some(method, 6)
     assert len(batch) < int(batch.inputs["attention_mask"].sum())
     padded = {key: torch.nn.functional.pad(value, (0, 7), value=0) for key, value in batch.inputs.items()}
-    padded["input_ids"][padded["attention_mask"] == 0] = 11  # whatever stands there
+    padded["input_ids"][padded["attention_mask"] == 0] = 11  # padding may hold any id
     longer = Batch(padded, batch.targets, batch.examples, batch.rows, batch.at)
     plain, other = method.loss(batch), method.loss(longer)
     for name, term in plain.items():
         assert other[name].item() == pytest.approx(term.item(), rel=1e-4)
 
 
-# -- what a batch may lack
+# -- parts that a batch may lack
 
 
 def test_a_batch_without_entities_is_distilled_alone_and_one_of_entities_alone_is_not(tiny: Any) -> None:
@@ -140,7 +140,7 @@ def test_a_batch_without_entities_is_distilled_alone_and_one_of_entities_alone_i
 
 
 def test_without_distillation_and_replay_only_entities_are_learned_and_no_teacher_is_kept(tiny: Any) -> None:
-    """Nothing is learned of O words then."""
+    """In this case nothing is learned from O words."""
     method = at_task(tiny, "token", {"name": "extendner", "lambda_kd": 0.0}, **{"memory.size": 0})
     batch = some(method, 6)
     assert method.teacher is None

@@ -17,7 +17,7 @@ WIDTH = 5
 
 
 def data(seed: int = 0) -> tuple[Array, Any]:
-    """Three classes with covariances of their own, of 12, 7 and 20 rows."""
+    """Return three classes of 12, 7 and 20 rows, each with its own covariance."""
     rng = np.random.default_rng(seed)
     y = np.repeat(np.arange(3), (12, 7, 20))
     mixes, centres = rng.normal(size=(3, WIDTH, WIDTH)), 2 * rng.normal(size=(3, WIDTH))
@@ -33,7 +33,7 @@ def observed(x: Array, y: Any, classes: int = 3, **options: Any) -> FeCAM:
 
 
 def scores(method: FeCAM, x: Array) -> Tensor:
-    """`predict`, for features."""
+    """Call `predict` on features."""
     method.infer = lambda batches, model=None: Output(torch.from_numpy(x), torch.zeros(len(x), 0))  # type: ignore[method-assign]
     return method.predict(None)  # type: ignore[arg-type]
 
@@ -77,13 +77,13 @@ def test_with_the_identity_for_covariance_it_is_nearest_mean(monkeypatch: pytest
     distances = ((unit(asked)[:, None] - means) ** 2).sum(2)
     np.testing.assert_allclose(array(scores(method, asked)), -distances, atol=1e-12)
     np.testing.assert_array_equal(scores(method, asked).argmax(1).numpy(), distances.argmin(1))
-    assert 0.5 < np.mean(own == distances.argmin(1)) < 1  # covariances do matter
-    # a huge ridge leaves nothing of a covariance but the identity
+    assert 0.5 < np.mean(own == distances.argmin(1)) < 1  # covariances matter
+    # a huge ridge leaves only the identity of a covariance
     np.testing.assert_allclose(array(scores(observed(x, y, alpha1=1e12), asked)), -distances, atol=1e-9)
 
 
 def test_shrinkage_and_normalisation_by_hand() -> None:
-    """Variances 4 and 1, covariance 1: V1 = 5/2, V2 = 1."""
+    """Variances of 4 and 1 and a covariance of 1 give V1 = 5/2 and V2 = 1."""
     S = torch.tensor([[4.0, 1.0], [1.0, 1.0]])
     assert shrunk(S, 2.0, 3.0).tolist() == [[9.0, 4.0], [4.0, 6.0]]
     assert correlations(S).tolist() == [[1.0, 0.5], [0.5, 1.0]]
@@ -110,7 +110,7 @@ def test_every_observation_counts_in_the_next_prediction(common: bool) -> None:
 
 
 def test_covariances_are_told_before_a_run(tiny: Any) -> None:
-    """Five classes of 16 x 16 numbers, twice, in double precision."""
+    """Five classes have 16 x 16 numbers, twice, in double precision."""
     plain, common = (
         make(tiny, "image", {"name": "fecam", "common": c}, **{"benchmark.tasks": [2, 3]})[0] for c in (False, True)
     )

@@ -33,7 +33,7 @@ def foster(**changes: Any) -> dict[str, Any]:
 
 
 def passed(method: Any, loss: Any, batch: Batch) -> tuple[Any, Batch]:
-    """The terms of a loss, and the batch of new and replayed rows that it was computed on."""
+    """Return the terms of a loss, and the batch of new and replayed rows on which it was computed."""
     with recorded_passes() as passes:
         terms = loss(batch)
     return terms, passes[0].batch
@@ -43,7 +43,7 @@ def passed(method: Any, loss: Any, batch: Batch) -> tuple[Any, Batch]:
 
 
 def test_class_weights_by_hand() -> None:
-    """beta = 1/2: 1/E = .5/.5 and .5/.75, that is 1 and 2/3; scaled to sum to 2."""
+    """With beta = 1/2, 1/E is .5/.5 and .5/.75, that is 1 and 2/3, scaled to sum to 2."""
     found = class_weights(torch.tensor([1.0, 2.0], dtype=torch.float64), 0.5)
     np.testing.assert_allclose(array(found), [1.2, 0.8])
 
@@ -53,19 +53,19 @@ def test_class_weights_sum_to_the_classes_and_rare_ones_weigh_more(beta: float) 
     counts = np.array([2.0, 2.0, 35.5, 140.0, 0.0])
     found = array(class_weights(torch.tensor(counts), beta))
     assert found.sum() == pytest.approx(5)
-    raw = (1 - beta) / (1 - beta ** np.maximum(counts, 1))  # a class without examples counts as one of one
+    raw = (1 - beta) / (1 - beta ** np.maximum(counts, 1))  # a class without examples counts as having one
     np.testing.assert_allclose(found, raw * 5 / raw.sum())
     assert (found == 1).all() if beta == 0 else found[4] > found[0] == found[1] > found[2] > found[3]
 
 
 def test_a_class_counts_as_often_as_an_epoch_shows_it(tiny: Any) -> None:
-    """Ten examples a class and five slots for each of two old classes. `concat`: each once. `batch`: 4 new and 4
-    replayed in each of 5 steps, so 20 replayed examples over 10 slots."""
+    """There are ten examples per class and five slots for each of two old classes. With `concat` each is shown once.
+    With `batch`, 5 steps show 4 new and 4 replayed examples each, so 20 replayed examples over 10 slots."""
     concat, _, _ = at_stage(tiny, "image", foster(mode="concat"), "boost")
     assert concat.counts.tolist() == [5, 5, 10, 10]
     separate, _, _ = at_stage(tiny, "image", foster(), "boost")
     assert separate.counts.tolist() == [10, 10, 10, 10]
-    rare, _, _ = at_stage(tiny, "image", foster(), "boost", **{"train.replay_ratio": 0.25})  # 6 and 2, 4 steps
+    rare, _, _ = at_stage(tiny, "image", foster(), "boost", **{"train.replay_ratio": 0.25})  # 4 steps of 6 and 2
     assert rare.counts.tolist() == [4, 4, 10, 10]
 
 
@@ -78,7 +78,7 @@ def test_boost_loss_in_numpy(tiny: Any, modality: str) -> None:
     method, _, _ = at_stage(tiny, modality, options, "boost", **{"train.replay_ratio": 0.25})
     teacher, head = method.teacher, method.teacher.head
     with torch.no_grad():
-        for p in (head.columns[0], head.biases[0], *teacher.others[0].parameters()):  # away from where they start
+        for p in (head.columns[0], head.biases[0], *teacher.others[0].parameters()):  # away from their initial values
             p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
     terms, both = passed(method, method.boost, some(method, 3))
     n, y = 3, both.targets.numpy()
@@ -100,7 +100,8 @@ def test_boost_loss_in_numpy(tiny: Any, modality: str) -> None:
 
 
 def test_distillation_starts_at_the_entropy_of_the_old_network(tiny: Any) -> None:
-    """The old rows are copied and read nothing of the new branch yet, so the teacher says what the old network says."""
+    """The old rows are copies and do not read the new branch yet, so the teacher gives the logits of the old
+    network."""
     method, _, _ = at_stage(tiny, "image", foster(), "boost")
     terms, both = passed(method, method.boost, some(method, 3))
     p = softmax(logits_of(method.model.eval(), both)[:, :2] / 2)
@@ -119,13 +120,13 @@ def test_without_distillation_its_term_is_left_out(tiny: Any) -> None:
 
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_boosting_trains_the_new_branch_and_heads_and_nothing_of_the_old_network(tiny: Any, modality: str) -> None:
-    """With the ordinary backbone: dropout in the old branch would show too."""
+    """The ordinary backbone is used, so that dropout in the old branch would also be detected."""
     method, trainer, stage = at_stage(tiny, modality, foster(), "boost", backbone=getattr(tiny, _BACKBONE[modality]))
     old, student, before = weights(method.teacher.encoder), weights(method.model), weights(method.teacher)
     assert_equal_bits(old, weights(method.model.encoder))
-    assert_equal_bits(old, weights(method.teacher.others[0]))  # starts as the old network
+    assert_equal_bits(old, weights(method.teacher.others[0]))  # starts as a copy of the old network
     trainer.train(stage, 2)
-    assert all(p.grad is None for p in method.parameters())  # two networks' gradients would not be as announced
+    assert all(p.grad is None for p in method.parameters())  # the announced memory holds one network's gradients
     assert_equal_bits(old, weights(method.teacher.encoder))
     assert_equal_bits(student, weights(method.model))
     changed = {name for name, value in weights(method.teacher).items() if not torch.equal(value, before[name])}
@@ -204,7 +205,7 @@ def test_alignment_brings_new_rows_of_the_teacher_to_the_norm_of_the_old_ones(ti
 def test_the_student_predicts_and_the_teacher_is_scored_beside_it(tiny: Any) -> None:
     first = at_task(tiny, "image", foster(), task=0).eval()
     batch = some(first, 3)
-    assert torch.equal(first.predict(batch, "teacher"), first.predict(batch))  # there is none yet
+    assert torch.equal(first.predict(batch, "teacher"), first.predict(batch))  # there is no teacher yet
     result = bace.run(tiny.settings("image", method=foster()))
     method, task = result.method, result.method.stream[2]
     with method.stream.licence("test", task.test):
@@ -218,7 +219,7 @@ def test_exemplars_are_herded_by_the_teachers_features(tiny: Any) -> None:
     method, _, _ = at_stage(tiny, "image", foster(), "compress")
     stream = method.stream
     with torch.no_grad():
-        for i, p in enumerate(method.teacher.others[0].parameters()):  # make the new branch see other things
+        for i, p in enumerate(method.teacher.others[0].parameters()):  # make the new branch give other features
             p += 0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
     method.eval()
     method.after_task(stream[1])

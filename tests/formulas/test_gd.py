@@ -35,7 +35,7 @@ def moved(module: torch.nn.Module, seed: int) -> None:
 
 
 def taught(tiny: Any, *, task: int = 1, apart: bool = True, **options: Any) -> Any:
-    """A method at the beginning of a task; student, P and C differ if `apart`."""
+    """Return a method at the beginning of a task. Student, P and C differ if `apart`."""
     tasks = {"benchmark.tasks": [2, 1, 2]} if task == 2 else {}
     method = at_task(tiny, "image", {"name": "gd", **options}, task=task, **tasks)
     if apart:
@@ -46,7 +46,7 @@ def taught(tiny: Any, *, task: int = 1, apart: bool = True, **options: Any) -> A
 
 
 class Watching(Trainer):
-    """Notes the networks before and after each stage."""
+    """Record the networks before and after each stage."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -145,7 +145,7 @@ def test_both_distillations_weigh_by_their_share_of_the_classes_and_by_the_squar
     z, z_P, z_C = (logits_of(p.model, both) for p in passes)
     assert (z.shape[1], z_P.shape[1]) == (seen, old)
     previous, current = kl_renorm(z, z_P, 2.0).mean(), kl_renorm(z[:, old:], z_C[:, old:], 2.0).mean()
-    # twice, since the cross-entropy is two means
+    # twice, because the cross-entropy is two means
     assert loss["previous"].item() == pytest.approx(2 * 0.5 * old / seen * 4 * previous, rel=1e-4)
     assert loss["current"].item() == pytest.approx(2 * 0.5 * (seen - old) / seen * 4 * current, rel=1e-4)
     targets = both.targets.numpy()
@@ -154,7 +154,7 @@ def test_both_distillations_weigh_by_their_share_of_the_classes_and_by_the_squar
 
 
 def test_a_student_that_agrees_with_its_teachers_is_taught_nothing(tiny: Any) -> None:
-    method = taught(tiny, apart=False)  # old rows as P has them, new rows as C
+    method = taught(tiny, apart=False)  # old rows as in P, new rows as in C
     loss = method.loss(some(method))
     assert loss["previous"].item() == pytest.approx(0, abs=1e-6)
     assert loss["current"].item() == pytest.approx(0, abs=1e-6)
@@ -175,7 +175,8 @@ def finetune(method: Any) -> Any:
 
 
 def test_weights_balance_what_an_epoch_shows_and_average_to_one(tiny: Any) -> None:
-    """20 new examples in 5 steps of 4, each with 4 from memory: 20 replayed of 3 old classes with 3 slots each."""
+    """An epoch has 20 new examples in 5 steps of 4, each with 4 examples from memory. So 20 examples of 3 old classes,
+    with 3 slots each, are replayed."""
     method = taught(tiny, task=2)
     finetune(method)
     assert np.bincount(method.memory.group).tolist() == [3, 3, 3]
@@ -183,7 +184,7 @@ def test_weights_balance_what_an_epoch_shows_and_average_to_one(tiny: Any) -> No
     seen, old, new = array(method.weights)
     assert seen == pytest.approx(40 / (counts * 5))
     assert (counts * seen).sum() / counts.sum() == pytest.approx(1)
-    assert old == pytest.approx([1] * 5)  # the old classes are balanced among themselves, new labels weigh 1
+    assert old == pytest.approx([1] * 5)  # the old classes are balanced among themselves, so their weights are 1
     assert new == pytest.approx([1] * 5)
 
 
@@ -208,7 +209,7 @@ def test_the_last_loss_weights_each_row_by_its_class(tiny: Any) -> None:
     method = taught(tiny, kd_weight=0.5)
     stage = finetune(method)
     method.weights = torch.tensor([[0.5, 1.5, 2.0, 3.0], [0.25, 4.0, 1.0, 1.0], [1.0, 1.0, 0.2, 5.0]])
-    batch = method.stream.batch(method.stream[1].train[8:12])  # of both classes
+    batch = method.stream.batch(method.stream[1].train[8:12])  # both classes
     with recorded_passes() as passes:
         loss = stage.loss(batch)
     both = passes[0].batch
@@ -255,14 +256,14 @@ def test_each_stage_trains_one_network_and_leaves_both_teachers_alone(watched: W
         start = watched.networks[task, "before teacher", "model"]
         assert_equal_bits(watched.networks[task, "after teacher", "model"], start)
         trained = watched.networks[task, "after teacher", "local"]
-        if task == 2:  # of two classes
+        if task == 2:  # it has two classes
             assert all(not torch.equal(value, start[name]) for name, value in trained.items() if "encoder" in name)
         P = watched.networks[task, "before teacher", "teacher"]
         for stage in ("main", "finetune"):
             assert_equal_bits(watched.networks[task, f"after {stage}", "local"], trained)
             assert_equal_bits(watched.networks[task, f"after {stage}", "teacher"], P)
         last = watched.networks[task - 1, "after finetune" if task > 1 else "after main", "model"]
-        assert_equal_bits(P, last)  # the network as the task before left it
+        assert_equal_bits(P, last)  # the network at the end of the previous task
 
 
 def test_the_current_teacher_starts_as_the_network_with_its_new_rows(tiny: Any) -> None:

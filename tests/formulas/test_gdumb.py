@@ -24,7 +24,7 @@ def gdumb(**changes: Any) -> dict[str, Any]:
 
 
 def started(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) -> Any:
-    """A method that stands at the first step on the memory of its first task."""
+    """Return a method at the first step on the memory of its first task."""
     learned, stream, config = make(tiny, modality, method, **changes)
     trainer = Trainer(learned, stream, config)
     trainer.enter(stream[0])
@@ -57,7 +57,7 @@ def test_after_every_task_the_counts_differ_by_at_most_one_and_the_memory_is_ful
         assert len(method.memory) == len(set(method.memory.examples.tolist())) <= 13
         for example, group in zip(method.memory.examples.tolist(), method.memory.group.tolist(), strict=True):
             rows, _ = stream.rows_of(torch.tensor([example]))
-            assert group in stream.groups[stream.targets[rows]].tolist()  # it shows what it counts for
+            assert group in stream.groups[stream.targets[rows]].tolist()  # the example shows its group
 
 
 def test_per_class_budgets_fill_every_class_to_its_own(tiny: Any) -> None:
@@ -99,7 +99,7 @@ def test_every_task_starts_from_the_checkpoint_and_trains_on_each_memory_example
         if method.now.epoch == 0:
             assert_equal_bits(weights(method.model.encoder), checkpoint)
             assert method.model.head.classes == method.now.seen
-            for t, block in enumerate(method.model.head.blocks):  # new rows for old classes too
+            for t, block in enumerate(method.model.head.blocks):  # old classes get new rows too
                 bound = 1 / 4  # 1 / sqrt(width)
                 drawn = torch.empty(block.shape).uniform_(-bound, bound, generator=generator(0, "head", t))
                 assert torch.equal(block.data, drawn)
@@ -187,7 +187,7 @@ def test_texts_and_sentences_are_never_mixed(tiny: Any, modality: str) -> None:
 
 
 def pasted_from(mixed: Tensor, own: Tensor) -> tuple[list[int], float]:
-    """Who each picture's partner was, and the share of it that was pasted, pixel by pixel."""
+    """Return the partner of each image, and the share of its pixels that was pasted."""
     partners, share = [], 0.0
     for i, picture in enumerate(mixed):
         changed = (picture != own[i]).any(0)
@@ -218,12 +218,12 @@ def test_the_pasted_share_is_1_minus_lam_and_the_pictures_given_stay_as_they_are
         shares.append(1 - lam)
     assert min(shares) < 0.05
     assert max(shares) > 0.7
-    # a box of side s anywhere covers s - s^2/4 of a side in the mean; s^2 is uniform: 1/2 - 1/5 + 1/48 = 0.32
+    # on average a box of side s covers s - s^2/4 of a side; s^2 is uniform: 1/2 - 1/5 + 1/48 = 0.32
     assert abs(np.mean(shares) - 0.32) < 4.5 * 0.25 / np.sqrt(150) + 0.03  # sides are whole pixels
 
 
 def test_the_loss_mixes_the_labels_as_the_pixels(tiny: Any) -> None:
-    method = started(tiny, "image", gdumb(cutmix=1.0), **{"benchmark.augment": False})  # no borders that are alike
+    method = started(tiny, "image", gdumb(cutmix=1.0), **{"benchmark.augment": False})  # padded borders are all alike
     seen = 0
     for step in range(6):
         method.now.step = step
@@ -236,7 +236,7 @@ def test_the_loss_mixes_the_labels_as_the_pixels(tiny: Any) -> None:
         logits, y = logits_of(method.model, passes[0].batch), batch.targets.numpy()
         if not share:
             continue
-        # a picture that is its own partner shows no change, and its label does not change either
+        # an image that is its own partner does not change, and neither does its label
         expected = (1 - share) * cross_entropy(logits, y) + share * cross_entropy(logits, y[partners])
         assert loss.item() == pytest.approx(expected, rel=1e-5)
         seen += 1
@@ -259,7 +259,8 @@ def test_pictures_are_mixed_in_half_of_the_steps(tiny: Any) -> None:
 
 
 def test_the_rate_is_a_tenth_in_the_first_pass_and_then_torchs_warm_restarts() -> None:
-    """Official order: pass 0 at a tenth, pass 1 at the full rate, then one step of the scheduler before each pass."""
+    """In the official order, pass 0 has a tenth of the rate, pass 1 the full rate, and the scheduler takes a step
+    before each later pass."""
     weight = torch.nn.Parameter(torch.zeros(1))
     optimiser = torch.optim.SGD([weight], lr=0.05)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimiser, T_0=1, T_mult=2, eta_min=5e-4)
@@ -272,7 +273,8 @@ def test_the_rate_is_a_tenth_in_the_first_pass_and_then_torchs_warm_restarts() -
 
 
 def test_a_run_follows_it_pass_by_pass(tiny: Any) -> None:
-    """Constant within a pass, and on the run's own rate; by hand for passes 0 to 4."""
+    """The rate is constant within a pass and relative to the rate of the run. The factors of passes 0 to 4 are computed
+    by hand."""
     changes = {"benchmark.tasks": [2], "train.lr": 0.02}
     method, stream, config = make(tiny, "image", gdumb(passes=5, batch=5), **changes)
     rates: list[tuple[int, float]] = []

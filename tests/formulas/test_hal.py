@@ -32,7 +32,7 @@ from bace.methods import ER, HAL
 
 
 def hal(**changes: Any) -> dict[str, Any]:
-    """With few steps, for speed, and a weight that shows."""
+    """Return settings with few steps, for speed, and a large weight of the anchors."""
     return {"name": "hal", "lambda_anchor": 2.0, "anchor_steps": 3, "memory_steps": 3, **changes}
 
 
@@ -44,7 +44,7 @@ def anchors_of(method: Any) -> Batch:
 
 
 def ahead_of(method: Any, batch: Batch, lr: float) -> Any:
-    """A copy of the network after one plain gradient step on CE(new) + CE(replayed)."""
+    """Return a copy of the network after one plain gradient step on CE(new) + CE(replayed)."""
     other = copy.deepcopy(method.model).train()
     other.zero_grad()
     logits, n = other(batch).logits, len(batch) - method.replay_size
@@ -67,7 +67,7 @@ def test_the_anchor_loss_is_the_squared_change_of_the_anchors_logits_over_one_st
     both = passes[0].batch
     anchors = anchors_of(method)
     z, z_ahead = logits_of(method.model, anchors), logits_of(ahead_of(method, both, 0.3), anchors)
-    assert z.shape == (3, 4)  # anchors of old classes, scores of all
+    assert z.shape == (3, 4)  # anchors of old classes, scores of all classes
     assert len(passes) == 3
     expected = ((z - z_ahead) ** 2).sum(1).mean()
     assert expected > 1e-3
@@ -78,7 +78,7 @@ def test_the_anchor_loss_is_the_squared_change_of_the_anchors_logits_over_one_st
 
 
 def test_its_gradient_moves_both_sides_and_holds_the_look_aheads_gradient_constant(tiny: Any) -> None:
-    """Finite differences of |z(theta + s d) - z(theta + s d - lr g)|^2 in s, with g fixed at theta."""
+    """The oracle is finite differences of |z(theta + s d) - z(theta + s d - lr g)|^2 in s, with g fixed at theta."""
     method = at_task(tiny, "image", hal())
     method.now.lr = 0.3
     with recorded_passes() as passes:
@@ -137,7 +137,7 @@ def test_frozen_parameters_take_no_part_in_the_look_ahead(tiny: Any) -> None:
 
 
 def at_end(tiny: Any, modality: str = "image", task: int = 1, **options: Any) -> Any:
-    """A method after the last step of a task, before its anchors are made."""
+    """Return a method after the last step of a task, before its anchors are made."""
     method, stream, config = make(tiny, modality, hal(**options), **{"benchmark.tasks": [2, 2, 1]})
     trainer = Trainer(method, stream, config)
     for index in range(task + 1):
@@ -155,7 +155,7 @@ def class_mean(stream: Stream, task: int, c: int) -> Tensor:
 
 
 def objective(method: Any, later: Any, e: Tensor, y: int) -> Tensor:
-    """CE(theta_t; e, y) - CE(theta_M; e, y) + gamma (1 - cos(h(e), phi_y)) of one picture."""
+    """Return CE(theta_t; e, y) - CE(theta_M; e, y) + gamma (1 - cos(h(e), phi_y)) of one image."""
     batch = Batch({"pixel_values": e}, torch.tensor([y]), NO_IDS, NO_IDS)
     out, then = method.model(batch), later(batch).logits[0]
     now, phi = out.logits[0], method.phi[y - method.now.known]
@@ -198,7 +198,7 @@ def test_every_small_step_lowers_the_objective_of_every_anchor(tiny: Any) -> Non
 
 
 def test_an_anchor_is_what_the_network_would_forget(tiny: Any) -> None:
-    """Without phi, the loss of theta_M on it rises above that of theta_t."""
+    """Without phi, the loss of theta_M on the anchor rises above that of theta_t."""
     method = at_end(tiny, anchor_steps=30, anchor_lr=0.02, gamma=0.0, memory_steps=20)
     later = method.hindsight(method.stream[1])
     method.after_task(method.stream[1])
@@ -261,7 +261,7 @@ def test_there_is_one_anchor_for_each_class_seen(tiny: Any, modality: str) -> No
         assert len(found.anchors) == task.classes.stop
         assert found.anchor_targets.tolist() == list(range(task.classes.stop))
         length = made[-1].shape[1] if made else 0
-        assert not made or torch.equal(found.anchors[: len(made[-1]), :length], made[-1])  # earlier ones are kept
+        assert not made or torch.equal(found.anchors[: len(made[-1]), :length], made[-1])  # earlier anchors are kept
         made.append(found.anchors)
     assert found.anchors.isfinite().all()
 
@@ -302,7 +302,7 @@ def test_a_padded_anchor_of_a_text_reads_as_without_padding(tiny: Any) -> None:
         assert alone[0] == pytest.approx(z[i], abs=1e-10)
 
 
-# -- what a step leaves behind
+# -- the state after a step
 
 
 def test_phi_is_a_running_mean_of_each_new_classs_features_and_starts_anew_with_the_task(tiny: Any) -> None:
@@ -320,13 +320,13 @@ def test_phi_is_a_running_mean_of_each_new_classs_features_and_starts_anew_with_
         method.after_step(batch)
         for c in (0, 1):
             own = [i for i, row in enumerate(rows) if row // 10 == c]
-            if own:  # a class that the batch does not show stays as it is
+            if own:  # the mean of a class that is not in the batch does not change
                 expected[c] = 0.7 * expected[c] + 0.3 * h[own].mean(0)
         assert array(method.phi) == pytest.approx(expected, abs=1e-12)
 
 
 def offered(tiny: Any, options: dict[str, Any], **changes: Any) -> tuple[list[list[int]], Any]:
-    """The ids of each task in the order of its first epoch; and the method at the end."""
+    """Return the ids of each task in the order of its first epoch, and the method at the end."""
     method, stream, config = make(tiny, "image", hal(lambda_anchor=0.0, **options), **changes)
     orders: list[list[int]] = [[] for _ in stream]
     sizes = []
@@ -350,7 +350,7 @@ def test_the_ring_keeps_the_newest_examples_of_each_task_and_divides_by_the_task
         quota = 11 // len(tasks)
         kept: list[int] = []
         for t, order in enumerate(orders):
-            at_most = 11 // (t + 1)  # what the task itself could keep; later tasks only take from its oldest
+            at_most = 11 // (t + 1)  # the task itself could keep this many; later tasks remove only its oldest
             kept += order[-at_most:][-quota:]
         assert method.memory.examples.tolist() == kept
         assert method.memory.task.tolist() == [t for t in range(len(tasks)) for _ in range(quota)]
@@ -368,7 +368,7 @@ def test_the_ring_may_be_one_for_each_class(tiny: Any, changes: dict[str, int]) 
 
 
 class RingER(ER):
-    """ER with a ring buffer of |M| / tasks slots for each task, kept as lists."""
+    """ER with a ring buffer of |M| / tasks slots for each task, implemented with lists."""
 
     modalities = frozenset(("image", "text"))
 

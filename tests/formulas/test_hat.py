@@ -22,11 +22,11 @@ from bace.models.heads import LinearHead
 from bace.models.loading import load_encoder
 from bace.models.model import Model
 
-SMALL = {"name": "hat", "latent": 6, "gate_steps": 0}  # gates stay about half open in so few steps
+SMALL = {"name": "hat", "latent": 6, "gate_steps": 0}  # with few steps, gates stay about half open
 
 
 def hat_at(tiny: Any, modality: str = "image", task: int = 1, **options: Any) -> Any:
-    """At step 1 of 4 of the task's only epoch."""
+    """Return a method at step 1 of 4 of the task's only epoch."""
     method = at_task(tiny, modality, {**SMALL, **options}, task, **{"benchmark.tasks": [2, 2, 1]})
     method.now.step, method.now.steps, method.now.epochs = 1, 4, 1
     return method
@@ -44,7 +44,7 @@ def adapters(method: Any) -> list[Adapter]:
 
 
 def test_a_gated_adapter_computes_its_formula() -> None:
-    """u + up(relu(down(u) g1)) g2 with g = sigmoid(s e), here for s = 2; and with g = [e > 0]."""
+    """The output is u + up(relu(down(u) g1)) g2 with g = sigmoid(s e), here for s = 2, and with g = [e > 0]."""
     encoder_like = nn.ModuleDict({"a": Adapter(2, 2, torch.Generator().manual_seed(0))})
     encoder_like.embeddings, encoder_like.blocks, encoder_like.norm = nn.Identity(), nn.ModuleList(), nn.Identity()
     encoder_like.states = ()
@@ -72,7 +72,7 @@ def test_each_tasks_pass_is_that_of_plain_adapters_with_its_masks_and_norms(tiny
     with torch.no_grad():
         for gate in method.gates.all():
             gate.embeddings[1].normal_(generator=torch.Generator().manual_seed(len(gate.used)))
-        for adapter in adapters(method):  # as large as those of a long training
+        for adapter in adapters(method):  # as large as after a long training
             adapter.up.weight.normal_(generator=torch.Generator().manual_seed(1))
     found = []
     for t in range(3):
@@ -88,7 +88,7 @@ def test_each_tasks_pass_is_that_of_plain_adapters_with_its_masks_and_norms(tiny
             owned = {name: m for name, m in method.model.encoder.named_modules() if isinstance(m, TaskNorm)}
             for name, its in owned.items():
                 plain.get_submodule(name).load_state_dict(its.norms[t].state_dict())
-            assert len(owned) == (5 if modality == "image" else 4)  # two a block, and the final one
+            assert len(owned) == (5 if modality == "image" else 4)  # two per block, and the final one
             expected = Model(plain, LinearHead(16)).eval()(batch).features
             method.model.eval()
             with method.gates.of(t):
@@ -96,7 +96,7 @@ def test_each_tasks_pass_is_that_of_plain_adapters_with_its_masks_and_norms(tiny
         torch.testing.assert_close(out.features, expected, rtol=1e-5, atol=1e-5)
         found.append(out.features)
     assert not torch.allclose(found[0], found[1], atol=1e-2)
-    assert torch.equal(method.model(batch).features, found[2])  # outside of `of`: the newest, binary
+    assert torch.equal(method.model(batch).features, found[2])  # outside of `of`: the newest task, binary
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])
@@ -112,7 +112,7 @@ def test_the_network_of_the_first_task_starts_as_the_pre_trained_one(tiny: Any, 
 
 @pytest.mark.parametrize("anneal", ["stage", "epoch"])
 def test_the_slope_rises_over_the_stage_or_within_every_epoch(tiny: Any, anneal: str) -> None:
-    """s = 1/smax + (smax - 1/smax) i/n: two epochs of 20 examples in batches of 8 are twice three steps."""
+    """s = 1/smax + (smax - 1/smax) i/n. Two epochs of 20 examples in batches of 8 are twice three steps."""
     method, stream, config = make(tiny, "image", {**SMALL, "smax": 100.0, "anneal": anneal})
     passed: list[Any] = []
     method.model.register_forward_pre_hook(
@@ -130,7 +130,7 @@ def test_the_slope_rises_over_the_stage_or_within_every_epoch(tiny: Any, anneal:
 
 
 def test_gates_at_the_steepest_slope_are_nearly_binary() -> None:
-    """Within 1e-2 of 0 or 1 for |e| > 0.02, for the smax of the paper and that of Kim et al."""
+    """Gates are within 1e-2 of 0 or 1 for |e| > 0.02, with the smax of the paper and with that of Kim et al."""
     e = np.concatenate([np.linspace(-6, -0.02, 500), np.linspace(0.02, 6, 500)])
     for smax in (400.0, HAT().smax):
         assert np.abs(array(torch.sigmoid(smax * torch.tensor(e))) - (e > 0)).max() < 1e-2
@@ -140,7 +140,7 @@ def test_gates_at_the_steepest_slope_are_nearly_binary() -> None:
 
 
 def openness(method: Any, scale: float) -> float:
-    """sum a (1 - A) / sum (1 - A), unit by unit."""
+    """Return sum a (1 - A) / sum (1 - A), summed unit by unit."""
     top = bottom = 0.0
     for adapter in adapters(method):
         for layer in (adapter.down, adapter.up):
@@ -152,7 +152,7 @@ def openness(method: Any, scale: float) -> float:
 
 @pytest.mark.parametrize("task", [0, 1])
 def test_the_loss_is_cross_entropy_within_the_task_and_the_openness_of_unused_gates(tiny: Any, task: int) -> None:
-    method = hat_at(tiny, task=task, lamb=0.3, gate_steps=0)  # with enlarged steps no gate would stay open
+    method = hat_at(tiny, task=task, lamb=0.3, gate_steps=0)  # with enlarged steps, no gate would stay open
     batch = some(method, 5)
     scale = 1 / 500 + (500 - 1 / 500) / 4
     loss = method.loss(batch)
@@ -175,7 +175,7 @@ def test_reusing_only_units_in_use_costs_nothing(tiny: Any) -> None:
         assert method.gates.openness().item() == 0
         for gate in method.gates.all():
             gate.used.fill_(1)
-        assert method.gates.openness().item() == 0  # nothing is free: not 0 / 0
+        assert method.gates.openness().item() == 0  # no unit is free, and the result is not 0 / 0
 
 
 def test_without_its_weight_the_sparsity_is_left_out(tiny: Any) -> None:
@@ -184,13 +184,14 @@ def test_without_its_weight_the_sparsity_is_left_out(tiny: Any) -> None:
 
 
 def test_compensated_gradients_are_smax_times_those_of_the_unannealed_gate(tiny: Any) -> None:
-    """smax sigmoid'(e) dL/da, with dL/da by central differences of the whole loss, for |s e| < 50."""
+    """The expected gradient is smax sigmoid'(e) dL/da, with dL/da from central differences of the whole loss, for |s e|
+    < 50."""
     method = hat_at(tiny, lamb=0.3, smax=40.0)
     with torch.no_grad():
         for adapter in adapters(method):
             for seed, layer in enumerate((adapter.down, adapter.up)):
                 layer.weight.normal_(generator=torch.Generator().manual_seed(seed))
-    batch, s = some(method, 5), method.scale  # about 10: |s e| < 36, so that 1 - a is more than rounding
+    batch, s = some(method, 5), method.scale  # about 10: |s e| < 36, so that 1 - a exceeds rounding errors
     torch.stack(list(method.loss(batch).values())).sum().backward()
     method.before_step(batch)
     largest = 0.0
@@ -215,7 +216,7 @@ def test_compensated_gradients_are_smax_times_those_of_the_unannealed_gate(tiny:
 
 
 def test_the_compensation_is_clipped_where_the_gate_is_saturated(tiny: Any) -> None:
-    """s e = -200: the factor has cosh(50) in place of cosh(200)."""
+    """With s e = -200, the factor has cosh(50) in place of cosh(200)."""
     method = hat_at(tiny)
     gate = method.gates.all()[0]
     gate.embeddings[1].data.fill_(-2.0)
@@ -228,8 +229,8 @@ def test_the_compensation_is_clipped_where_the_gate_is_saturated(tiny: Any) -> N
 
 @pytest.mark.parametrize("settings", [{}, {"train.optimiser": "adamw", "train.lr": 0.005}], ids=["sgd", "adamw"])
 def test_gates_move_as_far_as_in_so_many_steps(tiny: Any, settings: dict[str, Any]) -> None:
-    """One step where eight are wanted: eight times as far, adapters, norms and head as they would be; one where one or
-    none is wanted: as the optimiser says."""
+    """If eight steps are wanted and one is taken, gates move eight times as far; adapters, norms and head move as
+    usual. If one step or none is wanted, gates move as far as the optimiser says."""
     ends = {}
     for wanted in (0, 1, 8):
         changes = {"train.batch_size": 20, "train.epochs": 1, **settings}
@@ -255,7 +256,7 @@ def test_embeddings_stay_between_minus_six_and_six(tiny: Any) -> None:
     assert embeddings.abs().max().item() == 6
 
 
-# -- what is protected
+# -- the protection of old tasks
 
 
 OPTIMISERS = [
@@ -295,7 +296,7 @@ def test_weights_in_use_and_outputs_of_old_tasks_keep_every_bit(tiny: Any, modal
 
 
 def _in_use(state: dict[str, Tensor], layer: str, kind: str) -> Tensor:
-    """Weight w_ij where A_i = A_j = 1, loop by loop; `down` has no gates before it."""
+    """Find the weights w_ij with A_i = A_j = 1 in plain loops. `down` has no gates before it."""
     own = state[f"{layer}.gate.used"]
     if kind == "bias":
         return own == 1
@@ -336,7 +337,7 @@ def test_gates_norms_and_heads_of_old_tasks_and_the_backbone_keep_every_bit(tiny
     owned = [name for name in after if name not in before]
     assert {name.rsplit(".", 2)[0].rsplit(".", 1)[-1] for name in owned if "norm" in name} == {"norms"}
     started = at_task(tiny, "image", SMALL).model.state_dict()
-    assert all(not torch.equal(after[name], started[name]) for name in owned)  # and the new ones were trained
+    assert all(not torch.equal(after[name], started[name]) for name in owned)  # the new parts were trained
 
 
 def test_the_accumulated_mask_is_binary_and_only_grows(tiny: Any) -> None:
@@ -353,7 +354,7 @@ def test_the_accumulated_mask_is_binary_and_only_grows(tiny: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_a_masked_step_holds_weights_scales_or_leaves_them(kind: str) -> None:
-    """p_old + mask (p_new - p_old), under momentum and weight decay, with gradients that are there or not."""
+    """The result is p_old + mask (p_new - p_old) with momentum and weight decay, with zero and non-zero gradients."""
     start = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     start[0, 1:] = -0.0
     plain, masked = (nn.Parameter(start.clone()) for _ in range(2))
@@ -368,7 +369,7 @@ def test_a_masked_step_holds_weights_scales_or_leaves_them(kind: str) -> None:
     for step in range(4):
         gradient = torch.randn(3, 4, generator=torch.Generator().manual_seed(step)) * (step < 2)
         old = masked.detach().clone()
-        plain.data[1] = old[1]  # the same start, so that the plain step is the unmasked one
+        plain.data[1] = old[1]  # both start from the same weights, so that the plain step is the unmasked one
         for p, optimiser in zip((plain, masked), made, strict=True):
             p.grad = gradient.clone()
             if p is masked:
@@ -404,7 +405,7 @@ def test_scores_are_raw_logits_or_softmaxes_of_each_tasks_own_head(tiny: Any) ->
 
 
 def test_the_least_uncertain_head_predicts(tiny: Any) -> None:
-    """Two heads of two classes: a head of one class is always sure."""
+    """There are two heads of two classes, because a head of one class is always certain."""
     method = hat_at(tiny, scores="entropy")
     with torch.no_grad():
         for block in method.head.blocks:

@@ -1,4 +1,4 @@
-"""The growing heads."""
+"""The growing heads are compared with hand-computed numbers and numpy."""
 
 import math
 
@@ -41,7 +41,8 @@ def test_cosine_logits_lie_within_the_scale_and_ignore_lengths(seed: int, sigma:
 
 
 def test_cosine_head_normalises_over_the_last_axis() -> None:
-    """Tokens (batch, length, width): each token is divided by its own length, not by that of its sentence."""
+    """Tokens have the shape (batch, length, width). Each token is divided by its own norm, not by that of its
+    sentence."""
     head = grown(CosineHead(4), 3)
     tokens = torch.randn(2, 5, 4, generator=generator(1))
     unit, rows = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (tokens.numpy(), head.weight.detach().numpy()))
@@ -66,7 +67,7 @@ def test_one_learned_scale_is_shared_by_all_tasks_and_carried_over() -> None:
     assert head.sigma is before
     features = torch.randn(2, 4, generator=generator(2))
     (ones,) = torch.autograd.grad(head(features).sum(), head.sigma)
-    torch.testing.assert_close(ones, head(features).sum() / 3.0)  # both blocks are scaled by it
+    torch.testing.assert_close(ones, head(features).sum() / 3.0)  # the scale multiplies both blocks
 
 
 def test_a_fixed_scale_is_not_trained() -> None:
@@ -81,7 +82,7 @@ def test_growing_leaves_old_rows_their_parameters_and_old_logits_their_values(ki
     grown(head, 2)
     after = head(features)
     assert after.shape == (7, 5)
-    torch.testing.assert_close(after[:, :3], before, rtol=0, atol=1e-12)  # a larger product may round otherwise
+    torch.testing.assert_close(after[:, :3], before, rtol=0, atol=1e-12)  # a larger product may be rounded differently
     assert all(any(p is old for p in head.parameters()) for old in rows)
     assert all(p.requires_grad for p in head.parameters())
     assert head.classes == 5
@@ -171,7 +172,7 @@ def test_a_head_grows_where_it_lives() -> None:
 
 
 def filled(head: WideningHead) -> WideningHead:
-    """Every number of the head another one."""
+    """Fill the head with random numbers, so that every number differs."""
     with torch.no_grad():
         for i, p in enumerate(head.parameters()):
             p.copy_(torch.randn(p.shape, generator=generator(100 + i)))
@@ -179,7 +180,7 @@ def filled(head: WideningHead) -> WideningHead:
 
 
 def test_a_widening_head_is_a_staircase() -> None:
-    """Branches of 2; tasks of 2, 1 and 2 classes, the last reading its own branch only."""
+    """Branches have width 2. Tasks have 2, 1 and 2 classes, and the last task reads only its own branch."""
     head = WideningHead(2)
     head.grow(2, generator(0))
     head.grow(1, generator(1))
@@ -225,7 +226,7 @@ def test_a_new_auxiliary_head_takes_the_place_of_the_last() -> None:
 
 
 def test_alignment_scales_the_newest_rows_by_hand() -> None:
-    """Mean norms of 1.5 and 3: the new rows are halved."""
+    """The mean norms are 1.5 and 3, so the new rows are halved."""
     head = grown(LinearHead(2), 2, 2)
     head.blocks[0].data = torch.tensor([[1.5, 2.0], [0.0, 0.5]])  # norms 2.5, 0.5: mean 1.5
     head.blocks[1].data = torch.tensor([[2.0, 0.0], [0.0, -4.0]])  # mean 3

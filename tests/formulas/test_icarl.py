@@ -29,7 +29,7 @@ def binary_cross_entropies(z: Array, wanted: Array) -> Array:  # (rows, classes)
 
 
 def learned(tiny: Any, method: dict[str, Any] | None = None, modality: str = "image", **changes: Any) -> Any:
-    """A method that has learned all tasks."""
+    """Return a method that has learned all tasks."""
     made, stream, config = make(tiny, modality, method or {"name": "icarl"}, **changes)
     Trainer(made, stream, config).run()
     return made
@@ -54,7 +54,7 @@ def mirrored(batch: Batch) -> Batch:
 
 
 def class_means(method: Any, *, mirror: bool) -> Array:  # (classes, width)
-    """By class, one exemplar at a time."""
+    """Compute the means class by class, from one exemplar at a time."""
     means = []
     for c in range(method.now.seen):
         own = [e for e in method.memory.examples.tolist() if int(method.stream.targets[e]) == c]
@@ -80,7 +80,7 @@ def test_old_columns_want_the_teachers_sigmoid_in_every_row_and_new_ones_the_lab
     batch = some(method)
     with torch.no_grad():
         for p in method.model.parameters():
-            p += 0.05  # the student has left its teacher
+            p += 0.05  # the student differs from its teacher
     with recorded_passes() as passes:
         loss = method.loss(batch)
     (both,) = (p.batch for p in passes if p.training)
@@ -88,7 +88,7 @@ def test_old_columns_want_the_teachers_sigmoid_in_every_row_and_new_ones_the_lab
     assert set(both.targets[4:].tolist()) <= {0, 1}  # exemplars
     wanted = np.zeros((8, 4))
     wanted[np.arange(4), batch.targets.numpy()] = 1
-    wanted[:, :2] = sigmoid(logits_of(method.teacher, both))  # also where an exemplar's own class is
+    wanted[:, :2] = sigmoid(logits_of(method.teacher, both))  # also for the exemplar's own class
     rows = binary_cross_entropies(logits_of(method.model, both), wanted)
     rows = rows.sum(1) if columns == "sum" else rows.mean(1)
     values = {name: term.item() for name, term in loss.items()}
@@ -157,7 +157,7 @@ def test_the_prediction_is_the_brute_force_nearest_mean_of_all_classes_by_the_ne
         trainer.learn(task)
         means = class_means(method, mirror=mirror)
         np.testing.assert_allclose(array(method.means), means, atol=1e-12)
-        if before is not None:  # old classes too
+        if before is not None:  # old classes have new means too
             assert (np.abs(means[: len(before)] - before).max(1) > 1e-6).all()
         before = means
         test = torch.cat([earlier.test for earlier in stream[: task.index + 1]])
@@ -178,7 +178,8 @@ def test_one_exemplar_per_class_is_its_own_mean(tiny: Any) -> None:
 
 
 def test_the_mean_is_taken_of_unit_vectors_so_that_long_features_weigh_no_more(tiny: Any) -> None:
-    """Two exemplars of one class, the features (3, 4) and (0, 10): units (0.6, 0.8) and (0, 1), mean (0.3, 0.9)."""
+    """Two exemplars of one class have the features (3, 4) and (0, 10). The units are (0.6, 0.8) and (0, 1), and their
+    mean is (0.3, 0.9)."""
     method = at_task(tiny, "image", {"name": "icarl", "mirror": False}, task=0)
     method.remember = lambda task: None
     method.memory.add(method.stream[0].train[[0, 1, 10]], 0, torch.tensor([0, 0, 1]))
@@ -205,7 +206,7 @@ def test_pictures_that_training_does_not_mirror_are_not_mirrored_for_the_means(
     torch.testing.assert_close(one.means, other.means, rtol=0, atol=1e-15)
 
 
-# -- the two ways to predict, and what cannot be
+# -- the two ways to predict, and refusals
 
 
 def test_the_linear_scorer_is_the_head_and_is_measured_beside_the_nearest_mean(tiny: Any) -> None:

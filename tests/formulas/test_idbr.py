@@ -30,7 +30,7 @@ def idbr(**changes: Any) -> dict[str, Any]:
 
 
 def some(method: Any, count: int = 5, step: int = 0) -> Batch:
-    """The first texts of the current task, as the trainer would give them to `expand`."""
+    """Return the first texts of the current task, as the trainer would give them to `expand`."""
     method.now.step, method.now.steps = step, 100
     found: Batch = method.stream.batch(method.stream[method.now.task].train[:count])
     return found
@@ -52,7 +52,8 @@ def tokens(inputs: dict[str, Tensor], i: int) -> list[int]:
 
 
 def in_halves(text: list[int], a: int, swapped: bool = False) -> tuple[list[int], list[int]]:
-    """Tokens and token types of a text, without its [CLS] and [SEP], cut after `a` tokens."""
+    """Return the tokens and token types of a text that is cut after `a` tokens. The text is given without [CLS] and
+    [SEP]."""
     first, second = (text[a:], text[:a]) if swapped else (text[:a], text[a:])
     return [CLS, *first, SEP, *second, SEP], [0] * (len(first) + 2) + [1] * (len(second) + 1)
 
@@ -88,7 +89,7 @@ def test_a_text_is_cut_in_two_or_swapped_and_each_token_is_still_there_once(
 
 
 def read_by(method: Any) -> Any:
-    """What the encoder of a method is given from now on, text by text: (tokens, token types)."""
+    """Record what the encoder of a method is given from now on, text by text, as (tokens, token types)."""
     given: list[tuple[list[int], list[int]]] = []
     forward = method.model.encoder.forward
 
@@ -103,7 +104,7 @@ def read_by(method: Any) -> Any:
 
 
 def words_of(method: Any, examples: Tensor) -> list[list[int]]:
-    """Tokens of these texts as the stream has them, without [CLS] and [SEP]."""
+    """Return the tokens of these texts as the stream has them, without [CLS] and [SEP]."""
     inputs = method.stream.batch(examples).inputs
     return [tokens(inputs, i)[1:-1] for i in range(len(examples))]
 
@@ -182,7 +183,7 @@ def test_an_encoder_of_one_token_type_is_given_none(tiny: Any) -> None:
 
 
 def parts_of(method: Any, batch: Batch) -> tuple[Array, Array, Array]:
-    """g, s and the logits by hand, from the class tokens of the bare encoder."""
+    """Compute g, s and the logits by hand, from the class tokens of the plain encoder."""
     inputs = batch.inputs
     halves = [
         in_halves(tokens(inputs, i)[1:-1], int(inputs["cut"][i]), bool(inputs["swapped"][i])) for i in range(len(batch))
@@ -200,7 +201,8 @@ def parts_of(method: Any, batch: Batch) -> tuple[Array, Array, Array]:
 
 @pytest.mark.parametrize("replay", [False, True])
 def test_loss_is_class_order_hold_and_in_rounds_of_replay_task(tiny: Any, replay: bool) -> None:
-    """L = CE(y) + nsp CE(swapped; g) + c [reg_s MSE(s, s0) + reg_g MSE(g, g0)] + tsk CE(task; s), c = 0.5 or 5."""
+    """L = CE(y) + nsp CE(swapped; g) + c [reg_s MSE(s, s0) + reg_g MSE(g, g0)] + tsk CE(task; s), where c = 0.5 or
+    5."""
     options = idbr(nsp=0.7, tsk=0.9, reg_g=0.6, reg_s=0.3)
     method = at_task(tiny, "text", options, **{"train.batch_size": 6})
     before = {i: array(row) for i, row in zip(method.noted.tolist(), method.before, strict=True)}
@@ -250,7 +252,7 @@ def test_features_are_held_at_those_before_the_task_under_the_network_of_then(ti
 
     method.after_epoch = after_epoch  # type: ignore[method-assign]
     trainer.learn(stream[1])
-    assert len(method.before) == 0  # in no later checkpoint
+    assert len(method.before) == 0  # not in later checkpoints
     assert torch.equal(seen[0], seen[-1])
     held = sorted({*stream[1].train.tolist(), *method.noted.tolist()})
     assert method.noted.tolist() == held
@@ -262,7 +264,7 @@ def test_features_are_held_at_those_before_the_task_under_the_network_of_then(ti
 
 
 def test_nothing_is_held_back_before_the_first_update_but_what_the_cut_changes(tiny: Any) -> None:
-    """Cut in the middle, as the texts were when their features were noted, the term is 0 until the first update."""
+    """If texts are cut in the middle, as when their features were recorded, the term is 0 until the first update."""
     method = at_task(tiny, "text", idbr())
     (piece,) = method.expand(some(method))
     assert method.loss(piece)["hold"].item() > 1e-6
@@ -274,7 +276,7 @@ def test_nothing_is_held_back_before_the_first_update_but_what_the_cut_changes(t
 
 
 def test_each_part_is_taught_by_its_own_auxiliary_task(tiny: Any) -> None:
-    """`order` moves g's rows alone, `task` s's alone."""
+    """`order` moves only the rows of g, and `task` only those of s."""
     method = at_task(tiny, "text", idbr())
     piece = next(iter(method.expand(some(method, step=9))))
     for term, mine in (("order", slice(0, 6)), ("task", slice(6, 12))):
@@ -322,7 +324,7 @@ def test_a_round_has_a_batch_of_each_task_shuffled_together_and_takes_the_place_
         terms = loss(batch)
         steps.append((now.task, now.epoch * now.steps + now.step + 1, batch.targets[: len(batch) // 2].tolist()))
         assert ("task" in terms) == (now.task > 0 and steps[-1][1] % 4 == 0)
-        if now.task:  # what is replayed is in memory, or is the task's own
+        if now.task:  # replayed texts are in memory or belong to the task
             allowed = {*method.memory.examples.tolist(), *stream[now.task].train.tolist()}
             assert set(batch.examples.tolist()) <= allowed
         return terms
@@ -360,11 +362,11 @@ def test_an_old_task_that_has_no_slot_in_memory_is_passed_over(tiny: Any) -> Non
 
 def test_the_learning_rate_rises_for_at_most_a_tenth_of_the_task(tiny: Any) -> None:
     method = make(tiny, "text", idbr(warmup=4))[0]
-    method.now.steps, method.now.epochs = 20, 2  # a tenth: 4
+    method.now.steps, method.now.epochs = 20, 2  # a tenth of the steps is 4
     assert [method.warm(step / 20) for step in range(6)] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
     method.now.epochs = 1
     assert [method.warm(step / 20) for step in range(3)] == pytest.approx([0.5, 1, 1])
-    method.now.steps = 5  # too short for any
+    method.now.steps = 5  # too few steps for a warm-up
     assert method.warm(0.0) == 1
     assert make(tiny, "text", idbr(warmup=0))[0].stages(method.stream[0])[0].schedule is None
 

@@ -23,7 +23,7 @@ from bace.models.model import Output
 
 
 class Fixed(nn.Module):
-    """A network that gives these logits."""
+    """A network that returns these logits."""
 
     def __init__(self, logits: Any) -> None:
         super().__init__()
@@ -35,14 +35,15 @@ class Fixed(nn.Module):
 
 @dataclass
 class Classes:
-    """What a prediction reads of a stream."""
+    """The part of a stream that a prediction reads."""
 
     forgotten: tuple[int, ...]
     eligible = Stream.eligible
 
 
 def rectifier(logits: Any, score: str = "prob", forgotten: tuple[int, ...] = (), **statistics: Any) -> Any:
-    """A method with statistics by hand: classes 0 and 1 came with task 0, 2 with task 1, 3 and 4 with task 2."""
+    """Return a method with hand-made statistics. Classes 0 and 1 came with task 0, class 2 with task 1, and classes 3
+    and 4 with task 2."""
     method: Any = IL2M(score=score)  # type: ignore[arg-type]
     method.model = Fixed(logits)
     method.stream = Classes(forgotten)
@@ -104,15 +105,15 @@ def test_rows_with_an_old_class_on_top_are_untouched_and_new_scores_never_change
     z = rng.normal(size=(200, 5))
     scores = array(rectifier(z, score, **STATISTICS).predict(None))
     old_on_top = z.argmax(1) < 3
-    assert 50 < old_on_top.sum() < 150  # each row by itself
+    assert 50 < old_on_top.sum() < 150  # each row is treated by itself
     assert (scores[old_on_top] == z[old_on_top]).all()
     assert (scores[:, 3:] == z[:, 3:]).all()
     assert (scores[~old_on_top, :3] != z[~old_on_top, :3]).all()
 
 
 def test_a_forgotten_class_is_never_on_top() -> None:
-    """Class 4 is new and has the highest logit. If it is forgotten, the old class 0 wins the first row, which then
-    stays as it is, and the new class 3 the second one."""
+    """Class 4 is new and has the highest logit. If it is forgotten, the old class 0 wins the first row, which then does
+    not change, and the new class 3 wins the second row."""
     logits = [[2.0, 0.0, 0.0, 1.0, 3.0], [0.0, 1.0, 0.0, 2.0, 3.0]]
     known = rectifier(logits, **STATISTICS).predict(None)
     forgot = rectifier(logits, forgotten=(4,), **STATISTICS).predict(None)
@@ -123,7 +124,7 @@ def test_a_forgotten_class_is_never_on_top() -> None:
 @pytest.mark.filterwarnings("ignore:IL2M")
 @pytest.mark.parametrize("score", ["prob", "logits"])
 def test_ratios_of_one_give_ers_predictions_exactly(tiny: Any, score: str) -> None:
-    """mu_cur = mu_init and equal confidences, whatever the network."""
+    """mu_cur = mu_init and confidences are equal, for any network."""
     methods = ({"name": "er", "mode": "concat"}, {"name": "il2m", "score": score})
     er, il2m = (bace.run(tiny.settings("image", method=m)) for m in methods)
     method: Any = il2m.method
@@ -144,7 +145,7 @@ def test_one_task_has_nothing_to_rescale(tiny: Any) -> None:
 
 
 def scores_one_by_one(method: Any, examples: Tensor) -> tuple[Array, Array]:  # (2, rows, classes), (rows,)
-    """Probabilities and logits of the clean view in eval mode."""
+    """Return probabilities and logits of the clean view in eval mode."""
     method.model.eval()
     found = []
     for example in examples.tolist():
@@ -154,7 +155,7 @@ def scores_one_by_one(method: Any, examples: Tensor) -> tuple[Array, Array]:  # 
     return np.stack([softmax(logits), logits]), method.stream.targets[examples].numpy()
 
 
-@pytest.mark.parametrize("modality", ["image", "text"])  # with random views; with dropout
+@pytest.mark.parametrize("modality", ["image", "text"])  # images have random views, the text encoder has dropout
 def test_statistics_of_a_class_are_frozen_when_it_was_new_and_refreshed_on_its_exemplars(
     tiny: Any, modality: str
 ) -> None:
@@ -165,7 +166,7 @@ def test_statistics_of_a_class_are_frozen_when_it_was_new_and_refreshed_on_its_e
     initial, confidence = np.zeros((2, 0)), np.zeros((2, 0))
     sizes = []
     for task in stream:
-        exemplars = method.memory.examples.clone()  # as they are trained on: not yet cut to the new quota
+        exemplars = method.memory.examples.clone()  # as in training, before they are cut to the new quota
         trainer.learn(task)
         scores, targets = scores_one_by_one(method, task.train)
         new = np.stack([scores[:, targets == c, c].mean(1) for c in task.classes], 1)
@@ -208,7 +209,7 @@ def test_probabilities_are_used_wherever_a_mean_logit_is_not_positive(name: str,
 
 def test_the_use_of_probabilities_in_place_of_logits_is_said(tiny: Any) -> None:
     settings = tiny.settings("image", method={"name": "il2m", "score": "logits"}, **{"head.sigma_init": 1.0})
-    spoil = {"train.lr": 0.0}  # random rows: the cosine of a class with its own data is negative for some
+    spoil = {"train.lr": 0.0}  # random rows: for some classes the mean cosine with their own data is negative
     with pytest.warns(UserWarning, match="a mean logit is not positive"):
         result = bace.run({**settings, **spoil})
     method: Any = result.method

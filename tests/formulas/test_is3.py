@@ -77,8 +77,8 @@ def test_a_batch_may_lack_entities_or_o_words(tiny: Any) -> None:
 
 
 def test_the_gradient_of_new_labels_is_weakened_for_old_entities_not_for_o_new_rows_or_features(tiny: Any) -> None:
-    """A linear head: dW = r (p - y)^T f / n and db = r (p - y) / n with r = 0.6 for old entities, of both tasks before,
-    and 1 for O and the new rows; df = (p - y) W / n."""
+    """For a linear head, dW = r (p - y)^T f / n and db = r (p - y) / n, where r = 0.6 for the old entities of both
+    earlier tasks and r = 1 for O and the new rows; df = (p - y) W / n."""
     changes = {"benchmark.tasks": [2, 1, 2], "head.kind": "linear"}
     method = at_task(tiny, "token", {**IS, "lambda_kd": 0.0, "lambda_proto": 0.0}, task=2, **changes)
     batch, head = some(method, 6), method.model.head
@@ -102,8 +102,8 @@ def test_the_gradient_of_new_labels_is_weakened_for_old_entities_not_for_o_new_r
 
 
 def test_a_cosine_heads_scale_and_the_other_terms_keep_their_gradient(tiny: Any) -> None:
-    """The gradient of each old row is 0.6 times the cross-entropy's plus that of the other terms, all of it for O, the
-    new rows, the scale and the encoder."""
+    """The gradient of each old row is 0.6 times that of the cross-entropy plus that of the other terms. O, the new
+    rows, the scale and the encoder keep the whole gradient."""
     method = at_task(tiny, "token", IS)
     take_step(method, some(method, 6))
     batch = some(method, 6)

@@ -25,20 +25,20 @@ def some(method: Any, count: int = 5, task: int | None = None) -> Batch:
 
 
 def standing(tiny: Any, modality: str, task: int = 1, **options: Any) -> Any:
-    """At a task, with prompts and keys that differ, so that inputs choose differently."""
+    """Return a method at a task, with different prompts and keys, so that inputs choose differently."""
     method = at_task(tiny, modality, {**OPTIONS, **options}, task=task)
     rng = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for p in method.model.pool.parameters():
             p.copy_(torch.randn(p.shape, generator=rng))
         keys, features = method.model.pool.keys, method.model.encoder(some(method, 6).inputs)[:, 0]
-        keys[:3] = features[:3]  # each the nearest of one input
-    method.zero_grad()  # what the last step of the task before left
+        keys[:3] = features[:3]  # each is the nearest key of one input
+    method.zero_grad()  # clear what the last step of the previous task left
     return method
 
 
 def queries(method: Any, batch: Batch) -> Array:
-    """Class tokens of the frozen encoder, without any prompt."""
+    """Return the class tokens of the frozen encoder, without prompts."""
     with torch.no_grad():
         return array(method.model.encoder(batch.inputs)[:, 0])
 
@@ -54,7 +54,8 @@ def nearest(method: Any, batch: Batch) -> list[list[int]]:
 
 
 def by_hand(method: Any, batch: Batch, chosen: list[list[int]]) -> Tensor:
-    """One input at a time, without its padding: prompts and its own tokens through the blocks; mean over prompts."""
+    """Pass one input at a time, without padding: prompts and its own tokens go through the blocks, and the result is
+    the mean over the prompts."""
     encoder, pool, rows = method.model.encoder, method.model.pool, []
     for i, index in enumerate(chosen):
         inputs = {key: value[i : i + 1] for key, value in batch.inputs.items()}
@@ -160,7 +161,7 @@ def test_only_chosen_prompts_and_keys_and_the_new_rows_get_a_gradient(tiny: Any)
     method = standing(tiny, "image")
     nudge = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        method.model.head.blocks[1].copy_(torch.randn(2, 16, generator=nudge))  # rows of zeros would pass nothing on
+        method.model.head.blocks[1].copy_(torch.randn(2, 16, generator=nudge))  # rows of zeros would stop the gradient
     batch = some(method)
     sum(method.loss(batch).values()).backward()
     used = {j for index in nearest(method, batch) for j in index}
@@ -175,7 +176,7 @@ def test_only_chosen_prompts_and_keys_and_the_new_rows_get_a_gradient(tiny: Any)
 
 
 def test_the_gradient_of_the_keys_is_the_pull_alone(tiny: Any) -> None:
-    """The choice itself is not differentiable; finite differences of the pull term."""
+    """The choice itself is not differentiable. The reference is finite differences of the pull term."""
     method = standing(tiny, "image", gamma=2.0)
     batch = some(method)
     sum(method.loss(batch).values()).backward()
@@ -229,7 +230,7 @@ def test_adam_has_a_rate_scaled_to_the_batch_and_its_own_clipping(tiny: Any) -> 
     assert stage.clip == 1.0
 
 
-# -- prompts of a task's own
+# -- prompts that belong to a task
 
 
 def test_under_a_prompt_mask_each_task_trains_its_own_prompts_from_copies_of_the_last(tiny: Any) -> None:
@@ -243,7 +244,7 @@ def test_under_a_prompt_mask_each_task_trains_its_own_prompts_from_copies_of_the
     moved = [(new != old).flatten(1).any(1).tolist() for old, new in itertools.pairwise(prompts)]
     assert moved[0] == [True, True, False, False, False]
     assert moved[1] == [False, False, True, True, False]
-    assert sum(moved[2]) >= 2  # the fifth prompt is too few for a third task: inputs choose
+    assert sum(moved[2]) >= 2  # the fifth prompt alone is not enough for a third task, so inputs choose
     trainer = Trainer(*make(tiny, "image", options)[:2], config)
     trainer.learn(stream[0])
     method = trainer.method
@@ -253,7 +254,7 @@ def test_under_a_prompt_mask_each_task_trains_its_own_prompts_from_copies_of_the
 
 
 def test_each_recipe_is_what_the_authors_published_and_every_value_of_it_can_be_replaced() -> None:
-    """configs/five_datasets_l2p and configs/cifar100_l2p of google-research/l2p."""
+    """The recipes are configs/five_datasets_l2p and configs/cifar100_l2p of google-research/l2p."""
 
     def values(**options: Any) -> tuple[Any, ...]:
         method = L2P(**options)

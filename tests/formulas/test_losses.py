@@ -28,7 +28,7 @@ def normal(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
 
 
 def difference_quotient(f: Any, x: Array, step: float = 1e-6) -> Array:
-    """Central differences of f at every entry of x."""
+    """Return central differences of f at every entry of x."""
     gradient = np.zeros_like(x)
     for i in np.ndindex(*x.shape):
         up, down = x.copy(), x.copy()
@@ -74,7 +74,7 @@ def test_the_mixture_is_minus_log_of_the_weighted_scores_of_the_anchors_class() 
 
 
 def test_the_mixture_does_not_underflow() -> None:
-    """S(x)[y] = exp(-2000) is 0 in any float; the loss is 2000 - log(1/2 + 1/2) all the same."""
+    """S(x)[y] = exp(-2000) is 0 in any float, but the loss is 2000 - log(1/2 + 1/2)."""
     low, half = torch.tensor([-2000.0]), torch.tensor([0.5]).log()
     anchor = low.clone().requires_grad_()
     value = mixture_nll(anchor, low[:, None], half, half[:, None])
@@ -89,7 +89,7 @@ def test_with_all_weight_on_the_anchor_the_mixture_is_cross_entropy_bit_for_bit_
     logits = normal(6, 4)
     targets = torch.tensor([0, 1, 2, 3, 0, 1])
     own, shares = neighbour_log_weights(torch.rand(6, k) + 0.1, 1.0)
-    for row in range(6):  # one row at a time: a mean over rows may be summed in another order
+    for row in range(6):  # one row at a time, because a mean over rows may be summed in another order
         one = slice(row, row + 1)
         log_anchor = F.log_softmax(logits[one], 1)[:, targets[row]]
         value = mixture_nll(log_anchor, torch.randn(1, k), own[one], shares[one])
@@ -97,8 +97,8 @@ def test_with_all_weight_on_the_anchor_the_mixture_is_cross_entropy_bit_for_bit_
 
 
 def test_gradient_of_the_mixture_is_responsibility_times_that_of_cross_entropy() -> None:
-    """2.4: d/d logits of member j is r_j (S(x_j) - onehot(y)), here divided by the rows of the mean; and both the
-    formula and autograd agree with finite differences of the paper's loss."""
+    """Section 2.4: d/d logits of member j is r_j (S(x_j) - onehot(y)), here divided by the number of rows in the mean.
+    Both the formula and autograd agree with finite differences of the paper's loss."""
     anchors, neighbours, targets, own, shares = mixture_case()
     a, n, y = array(anchors), array(neighbours), targets.numpy()
     anchors.requires_grad_(), neighbours.requires_grad_()
@@ -239,8 +239,8 @@ def test_distillation_counts_each_row_by_its_weight(tau: float) -> None:
 
 
 def test_distillation_of_a_case_by_hand() -> None:
-    """Student scores (1/2, 1/4 | 1/4), teacher (1/2, 1/2). Slice: 1/2 log 1 + 1/2 log 2, the other way round
-    1/2 log 1 + 1/4 log 1/2. Renormalised (2/3, 1/3): 1/2 log(3/4) + 1/2 log(3/2)."""
+    """Student scores are (1/2, 1/4 | 1/4), and teacher scores are (1/2, 1/2). The slice is 1/2 log 1 + 1/2 log 2, and
+    in the other direction 1/2 log 1 + 1/4 log 1/2. Renormalised to (2/3, 1/3), it is 1/2 log(3/4) + 1/2 log(3/2)."""
     student, teacher = torch.tensor([[0.5, 0.25, 0.25]]).log(), torch.tensor([[0.5, 0.5]]).log()
     literal = distillation(student, teacher, mode="slice", direction="reverse")
     assert float(literal) == pytest.approx(-math.log(2) / 4, rel=1e-6)
@@ -258,7 +258,7 @@ def test_sliced_distillation_is_the_renormalised_one_less_the_log_of_the_old_mas
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
 def test_cross_entropy_with_sliced_distillation_trains_towards_the_closed_form(alpha: float) -> None:
-    """3.1: the gradient is (1 + alpha) S - onehot(y) - alpha P0, P0 being 0 on the new columns."""
+    """Section 3.1: the gradient is (1 + alpha) S - onehot(y) - alpha P0, where P0 is 0 on the new columns."""
     student, log_teacher = normal(5, 7, seed=4), F.log_softmax(normal(5, 4, seed=5), 1)
     targets = torch.tensor([4, 5, 6, 4, 5])
     student.requires_grad_()
@@ -271,15 +271,15 @@ def test_cross_entropy_with_sliced_distillation_trains_towards_the_closed_form(a
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
 def test_the_direction_decides_how_much_old_mass_a_new_sample_keeps(alpha: float) -> None:
-    """3.1: with one new class and a student that agrees with the teacher among the old ones, cross-entropy + alpha KL
-    is -log(1 - m) - alpha log m (forward) or -log(1 - m) + alpha m log m (reverse), m being the old mass. They are
-    least at m = alpha / (1 + alpha), and where 1 / (1 - m) + alpha (1 + log m) = 0."""
+    """Section 3.1: with one new class and a student that agrees with the teacher among the old ones, cross-entropy +
+    alpha KL is -log(1 - m) - alpha log m (forward) or -log(1 - m) + alpha m log m (reverse), where m is the old mass.
+    They are minimal at m = alpha / (1 + alpha), and where 1 / (1 - m) + alpha (1 + log m) = 0."""
     log_teacher = torch.tensor([[0.7, 0.3]], dtype=torch.float64).log()
     for direction, excess in (
         ("forward", lambda m: m - alpha / (1 + alpha)),
         ("reverse", lambda m: 1 / (1 - m) + alpha * (1 + math.log(m))),
     ):
-        new = torch.tensor(0.0, dtype=torch.float64, requires_grad=True)  # its logit; the old ones' are log S0
+        new = torch.tensor(0.0, dtype=torch.float64, requires_grad=True)  # the new logit; the old logits are log S0
         reading: Any = {"mode": "slice", "direction": direction}
         optimiser = torch.optim.LBFGS([new], max_iter=100, tolerance_grad=1e-12, tolerance_change=1e-14)
 
@@ -304,7 +304,7 @@ def test_a_teacher_without_any_doubt_gives_a_finite_distillation() -> None:
 
 def test_logit_matching_looks_at_old_columns_and_reduces_as_it_says() -> None:
     student = torch.tensor([[1.0, 2.0, 30.0], [4.0, 5.0, 60.0]])
-    teacher = torch.tensor([[0.0, 0.0], [2.0, 2.0]])  # differences squared: 1, 4 and 4, 9
+    teacher = torch.tensor([[0.0, 0.0], [2.0, 2.0]])  # squared differences: 1, 4 and 4, 9
     assert float(old_logit_mse(student, teacher)) == 18 / 4
     assert float(old_logit_mse(student, teacher, "sum")) == 18 / 2
 
@@ -319,7 +319,7 @@ def test_soft_cross_entropy_is_the_kl_plus_the_teachers_entropy(tau: float) -> N
     entropy = -(p * np.log(p)).sum(1).mean()
     expected = kl_renorm(array(student), array(teacher), tau).mean() + entropy
     assert soft_cross_entropy(student, teacher, tau).item() == pytest.approx(expected, rel=1e-12)
-    assert soft_cross_entropy(teacher, teacher, tau).item() == pytest.approx(entropy, rel=1e-12)  # its least value
+    assert soft_cross_entropy(teacher, teacher, tau).item() == pytest.approx(entropy, rel=1e-12)  # its minimum
 
 
 def test_soft_cross_entropy_teaches_the_student_alone() -> None:

@@ -32,7 +32,7 @@ OFF = {"name": "lucir", "lambda_base": 0.0, "margin_weight": 0.0}
 
 
 def moved(method: Any) -> Any:
-    """The student away from its teacher, as after some steps."""
+    """Move the student away from its teacher, as after some steps."""
     rng = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for p in method.model.encoder.parameters():
@@ -41,7 +41,7 @@ def moved(method: Any) -> Any:
 
 
 def terms_and_pass(method: Any, batch: Batch) -> tuple[dict[str, float], Batch]:
-    """The loss's terms, and all that the student was passed."""
+    """Return the terms of the loss, and the whole batch that the student was passed."""
     with recorded_passes() as passes:
         terms = {name: term.item() for name, term in method.loss(batch).items()}
     (student,) = (p.batch for p in passes if p.model is method.model)
@@ -84,7 +84,7 @@ def test_ranking_is_the_mean_over_old_rows_and_their_hardest_new_classes(k: int)
     rng = np.random.default_rng(k)
     scores, targets = rng.uniform(-1, 1, (20, 6)), rng.integers(0, 6, 20)
     value = margin_ranking(torch.from_numpy(scores), torch.from_numpy(targets), 3, k=k, margin=0.5)
-    assert value.item() == pytest.approx(ranking_in_numpy(scores, targets, 3, k, 0.5))  # 7: only three are there
+    assert value.item() == pytest.approx(ranking_in_numpy(scores, targets, 3, k, 0.5))  # for 7, only three are there
 
 
 def test_ranking_leaves_rows_of_new_classes_and_well_separated_ones_alone() -> None:
@@ -109,7 +109,7 @@ def test_ranking_without_old_rows_is_zero() -> None:
 @pytest.mark.parametrize("modality", ["image", "text"])
 @pytest.mark.parametrize("task", [1, 2])
 def test_loss_is_cross_entropy_and_twice_feature_term_and_ranking(tiny: Any, modality: str, task: int) -> None:
-    """Twice, since the cross-entropy is two means."""
+    """The factor is 2 because the cross-entropy is two means."""
     method = moved(at_task(tiny, modality, {"name": "lucir"}, task, **{"benchmark.tasks": [2, 1, 2]}))
     batch = some_of_all(method)
     terms, both = terms_and_pass(method, batch)
@@ -133,7 +133,7 @@ def test_loss_of_the_first_task_is_cross_entropy(tiny: Any) -> None:
         terms, _ = terms_and_pass(method, batch)
         assert terms.keys() == {"new"}
         logits = outputs(method.model, batch)[1]
-        assert terms["new"] == pytest.approx(cross_entropy(logits, batch.targets.numpy()), rel=1e-4)  # O rows too
+        assert terms["new"] == pytest.approx(cross_entropy(logits, batch.targets.numpy()), rel=1e-4)  # including O rows
 
 
 def test_on_entities_cross_entropy_leaves_out_o_rows_and_the_feature_term_takes_nothing_else(tiny: Any) -> None:
@@ -144,13 +144,13 @@ def test_on_entities_cross_entropy_leaves_out_o_rows_and_the_feature_term_takes_
     targets, n, old = both.targets.numpy(), len(batch), method.now.known
     entity, new = targets != 0, np.arange(len(targets)) < n
     assert (targets[~new & entity] < old).all()
-    assert old == 5  # O, and B and I of two types; as many again but O are new
+    assert old == 5  # O, and B and I of two types; the same number without O is new
     assert terms["new"] == pytest.approx(cross_entropy(logits[new & entity], targets[new & entity]), rel=1e-4)
     assert terms["replay"] == pytest.approx(cross_entropy(logits[~new & entity], targets[~new & entity]), rel=1e-4)
     assert terms["feature"] == pytest.approx(
         2 * 50 * math.sqrt(5 / 4) * mean_angle(features[~entity], before[~entity]), rel=1e-4
     )
-    scores = logits / method.model.head.sigma.item()  # ranked: O rows, and entities of old types
+    scores = logits / method.model.head.sigma.item()  # O rows and entities of old types are ranked
     assert terms["margin"] == pytest.approx(2 * ranking_in_numpy(scores, targets, old, 1, 0.5), rel=1e-4)
 
 
@@ -186,7 +186,7 @@ def test_terms_that_are_off_cost_no_pass(tiny: Any) -> None:
 
 
 def test_the_ranking_does_not_move_the_scale(tiny: Any) -> None:
-    """It acts on cosines: d/d sigma of z / sigma is 0."""
+    """The ranking acts on cosines: d/d sigma of z / sigma is 0."""
     method = moved(at_task(tiny, "image", {"name": "lucir"}))
     (gradient,) = torch.autograd.grad(method.loss(some_of_all(method))["margin"], method.model.head.sigma)
     assert abs(gradient.item()) < 1e-5
@@ -228,7 +228,7 @@ def test_rows_of_the_first_task_start_as_those_of_er(tiny: Any) -> None:
 
 
 def test_a_class_without_examples_keeps_its_random_row() -> None:
-    """A row of zeros has no direction: its first gradient would be endless."""
+    """A row of zeros has no direction, and its first gradient would be infinite."""
     head = CosineHead(4)
     head.grow(3, torch.Generator().manual_seed(0))
     random = head.weight.detach().clone()
@@ -253,7 +253,7 @@ def test_a_linear_head_is_exchanged_for_a_cosine_head(tiny: Any) -> None:
 def test_lucir_without_its_terms_and_with_trained_old_rows_is_er_bit_for_bit(
     tiny: Any, modality: str, mode: str
 ) -> None:
-    """Both with imprinted rows, which LUCIR has in any case."""
+    """Both have imprinted rows, which LUCIR always has."""
     changes = {"head.head_init": "imprint"}
     off = {**OFF, "freeze_old": False, "mode": mode}
     er, lucir = (bace.run(tiny.settings(modality, method=m, **changes)) for m in ({"name": "er", "mode": mode}, off))

@@ -28,7 +28,7 @@ from bace.methods.lwf import LwF
 
 
 def soft_targets(student: Array, teacher: Array, tau: float) -> float:
-    """KD(z, z'; old, T) = mean_i sum_c -softmax(z'/T)_c log softmax(z_old/T)_c."""
+    """Return KD(z, z'; old, T) = mean_i sum_c -softmax(z'/T)_c log softmax(z_old/T)_c."""
     old = student[:, : teacher.shape[1]]
     return float(-(softmax(teacher / tau) * np.log(softmax(old / tau))).sum(1).mean())
 
@@ -38,8 +38,8 @@ def soft_targets(student: Array, teacher: Array, tau: float) -> float:
 
 @pytest.mark.parametrize("modality", ["image", "text", "token"])
 def test_loss_is_cross_entropy_and_five_times_the_soft_targets_at_temperature_two(tiny: Any, modality: str) -> None:
-    """The cross-entropy by default over the new classes. For tokens over all words, those labelled O too, with O among
-    the old labels, and over all labels."""
+    """The cross-entropy is over the new classes by default. For tokens it is over all labels and all words, including
+    words labelled O, and O is among the old labels."""
     method = at_task(tiny, modality, {"name": "lwf"})
     batch = some(method)
     take_step(method, batch, lr=0.5)  # away from the teacher
@@ -52,11 +52,11 @@ def test_loss_is_cross_entropy_and_five_times_the_soft_targets_at_temperature_tw
     assert terms["new"].item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
     distilled, entropy = (soft_targets(logits, teacher, 2.0) for logits in (student, teacher))
     assert terms["distil"].item() == pytest.approx(5 * distilled, rel=1e-5)
-    assert distilled > entropy + 1e-4  # least where the student is the teacher
+    assert distilled > entropy + 1e-4  # minimal where the student equals the teacher
 
 
 def test_loss_of_one_row_by_hand(tiny: Any) -> None:
-    """Logits (2 ln 3, 0, 5) against a teacher's (0, 0) at T = 2: soft-max (3/4, 1/4) against (1/2, 1/2)."""
+    """Logits (2 ln 3, 0, 5) and a teacher's (0, 0) at T = 2 give the soft-maxes (3/4, 1/4) and (1/2, 1/2)."""
     method = at_task(tiny, "image", {"name": "lwf", "lambda_kd": 1.0})
     batch = some(method, 1)
 
@@ -101,7 +101,8 @@ def test_distillation_has_no_gradient_before_the_first_update_of_a_task(tiny: An
 
 
 def test_distillation_does_not_reach_new_head_rows(tiny: Any) -> None:
-    """Its soft-max spans the old classes only: cut out of one over all, it would push the new logits down."""
+    """Its soft-max is over the old classes only. Cut out of a soft-max over all classes, it would push the new logits
+    down."""
     method = at_task(tiny, "image", {"name": "lwf"}, **{"head.kind": "linear"})
     batch = some(method)
     take_step(method, batch)
@@ -113,7 +114,8 @@ def test_distillation_does_not_reach_new_head_rows(tiny: Any) -> None:
 
 
 def test_gradient_of_the_old_logits_is_the_difference_of_the_soft_maxes_over_the_temperature(tiny: Any) -> None:
-    """d(lambda KD)/dz_old = lambda / (n T) (softmax(z_old/T) - softmax(z'/T)); a linear head's bias sums its rows."""
+    """d(lambda KD)/dz_old = lambda / (n T) (softmax(z_old/T) - softmax(z'/T)). The gradient of a linear head's bias is
+    the sum over rows."""
     method = at_task(tiny, "image", {"name": "lwf", "lambda_kd": 3.0, "tau": 1.5}, **{"head.kind": "linear"})
     batch = some(method)
     take_step(method, batch)
@@ -124,7 +126,7 @@ def test_gradient_of_the_old_logits_is_the_difference_of_the_soft_maxes_over_the
 
 
 def test_at_a_high_temperature_it_matches_centred_logits(tiny: Any) -> None:
-    """T^2 (KD - entropy) -> mean over rows of |(z - mean z) - (z' - mean z')|^2 / (2 old)."""
+    """T^2 (KD - entropy) tends to the mean over rows of |(z - mean z) - (z' - mean z')|^2 / (2 old)."""
     method = at_task(tiny, "image", {"name": "lwf", "lambda_kd": 1.0, "tau": 1000.0})
     batch = some(method)
     take_step(method, batch)
@@ -144,7 +146,7 @@ def test_teacher_is_the_network_of_the_task_before_and_stays_so(tiny: Any) -> No
     assert method.teacher is None
     last = weights(method.model)
     trainer.learn(stream[1])
-    assert_equal_bits(weights(method.teacher), last)  # with the old classes' rows only
+    assert_equal_bits(weights(method.teacher), last)  # with only the rows of the old classes
     assert not torch.equal(method.model.encoder.norm.weight, last["encoder.norm.weight"])
 
 

@@ -33,7 +33,7 @@ FAST = {"name": "mbpa", "K": 3, "steps": 4, "lr_local": 0.02}
 
 
 def learned(tiny: Any, modality: str, tasks: int = 2, **changes: Any) -> Any:
-    """The method after some tasks, ready to predict, with all examples open."""
+    """Return the method after some tasks, ready to predict, with all examples open."""
     options = {name: changes.pop(name) for name in list(changes) if "." not in name}
     method, stream, config = make(tiny, modality, {**FAST, **options}, **changes)
     trainer = Trainer(method, stream, config)
@@ -44,7 +44,7 @@ def learned(tiny: Any, modality: str, tasks: int = 2, **changes: Any) -> Any:
 
 
 def asked(method: Any, count: int = 5) -> Batch:
-    """Test examples, of all tasks."""
+    """Return test examples of all tasks."""
     tests = [task.test[: count - count // 2] for task in method.stream]
     found: Batch = method.stream.batch(torch.cat(tests)[:count])
     return found
@@ -54,7 +54,7 @@ def asked(method: Any, count: int = 5) -> Batch:
 
 
 def pre_trained_key(tiny: Any, modality: str, method: Any, example: int) -> Array:
-    """The first token of the encoder as it is on disk, of one example alone."""
+    """Return the first token of the encoder on disk for a single example."""
     encoder = load_encoder(tiny.vit if modality == "image" else tiny.bert).to(torch.get_default_dtype()).eval()
     with torch.no_grad():
         return array(encoder(method.stream.data.inputs(torch.tensor([example]), None, torch.device("cpu")))[0, 0])
@@ -124,7 +124,7 @@ class ByHand:
         return rest | dict(zip(self.blocks, np.split(by_rows, np.cumsum(self.sizes)[:-1]), strict=True))
 
     def adapted(self, h: Array, y: Array, steps: int, lr: float, pull: float) -> dict[str, Array]:
-        """Adam (Kingma and Ba, 2015, algorithm 1) on the loss and pull * |W - W_base|^2."""
+        """Run Adam (Kingma and Ba, 2015, algorithm 1) on the loss and pull * |W - W_base|^2."""
         w = {name: value.copy() for name, value in self.start.items()}
         first, second = ({name: np.zeros_like(value) for name, value in w.items()} for _ in range(2))
         for t in range(1, steps + 1):
@@ -176,7 +176,7 @@ def test_many_heads_are_adapted_in_parts(tiny: Any, monkeypatch: pytest.MonkeyPa
 
 
 def by_copy(method: Any, near: Batch, query: Batch) -> Tensor:
-    """The logits of a copy of the network after Adam on the whole objective, by autograd."""
+    """Return the logits of a copy of the network after Adam on the whole objective, by autograd."""
     model = copy.deepcopy(method.model).eval()
     base = [p.detach().clone() for p in model.parameters()]
     optimiser = torch.optim.Adam(model.parameters(), lr=method.lr_local)
@@ -212,12 +212,12 @@ def test_frozen_blocks_are_not_adapted(tiny: Any) -> None:
 
 
 def test_examples_with_the_same_neighbours_share_one_adaptation(tiny: Any) -> None:
-    method = learned(tiny, "image", adapt="all", K=32)  # eight in memory: all of them are everybody's neighbours
+    method = learned(tiny, "image", adapt="all", K=32)  # eight slots, all of them neighbours of every example
     batch = asked(method)
     with recorded_passes() as passes:
         method.predict(batch)
     own = [p.batch for p in passes if p.model is method.model]
-    assert [len(b) for b in own] == [8] * 4 + [5]  # four steps, and one pass for all that was asked
+    assert [len(b) for b in own] == [8] * 4 + [5]  # four steps, and one pass for all queries
     assert not any(p.training for p in passes)
 
 
@@ -236,10 +236,10 @@ def test_a_strong_pull_keeps_the_weights_where_they_were(tiny: Any, adapt: str) 
         return max((w - base[name].detach()).abs().max().item() for name, w in new.items())
 
     assert moved(0.0) > 10 * method.lr_local
-    assert moved(1e6) < 3 * method.lr_local  # Adam's steps are not below its rate: to and fro
+    assert moved(1e6) < 3 * method.lr_local  # Adam's steps have the size of its rate, so weights go back and forth
 
 
-# -- prediction leaves no trace
+# -- prediction changes nothing
 
 
 @pytest.mark.parametrize("adapt", ["head", "all"])
@@ -310,13 +310,13 @@ def test_resume_with_the_whole_network_adapted_is_exact(tiny: Any, tmp_path: Pat
 def test_a_sample_is_evaluated_and_said_to_be_one(tiny: Any, tmp_path: Path) -> None:
     method: Any = {**FAST, "adapt": "all", "sample": 7, "steps": 1}
     result = straight_run(tiny, method, "image", tmp_path / "run")
-    assert result.metrics["evaluated"] == [7, 6, 7]  # of 12, 6 and 12
+    assert result.metrics["evaluated"] == [7, 6, 7]  # out of 12, 6 and 12
     assert all((7 * score / 100) == pytest.approx(round(7 * score / 100)) for score in result.matrix[2][::2])
     first, last = (result.method.evaluated(result.method.stream[t]) for t in (0, 2))
     assert len(set(first.tolist())) == 7
     assert set(first.tolist()) <= set(result.method.stream[0].test.tolist())
     assert (first - first[0]).tolist() != (last - last[0]).tolist()  # each task has its own draw
-    assert torch.equal(first, result.method.evaluated(result.method.stream[0]))  # after every task the same
+    assert torch.equal(first, result.method.evaluated(result.method.stream[0]))  # the same after every task
     assert "evaluated" not in bace.run(tiny.settings("image", method=FAST)).metrics
 
 

@@ -68,7 +68,7 @@ def test_keys_stay_as_written_and_the_memory_within_its_budget(tiny: Any) -> Non
         found = dict(zip(method.memory.examples.tolist(), method.memory.get_buffer("keys"), strict=True))
         assert all(torch.equal(written[e], found[e]) for e in written.keys() & found.keys())
         written |= found
-    assert len(written) > 10  # some have left
+    assert len(written) > 10  # some have been replaced
     batch = stream.batch(method.memory.examples[:4])
     assert torch.equal(method.predict(batch), method.predict(batch))
 

@@ -33,7 +33,7 @@ def memo(**changes: Any) -> dict[str, Any]:
 
 
 def features_of(model: Any, tip: int, batch: Batch) -> Array:
-    """What one tip gives: a whole encoder with that tip as its last block and final LayerNorm."""
+    """Return the features of one tip, from a whole encoder with that tip as its last block and final LayerNorm."""
     whole = copy.deepcopy(model.encoder).eval()
     if tip:
         whole.blocks[-1], whole.norm = model.others[tip - 1]
@@ -42,7 +42,7 @@ def features_of(model: Any, tip: int, batch: Batch) -> Array:
 
 
 def learned(tiny: Any, tasks: int, options: dict[str, Any], **changes: Any) -> tuple[Any, Trainer]:
-    """A method that has learned this many tasks of three, and its trainer."""
+    """Return a method that has learned this many of three tasks, and its trainer."""
     method, stream, config = make(tiny, "image", options, **{"benchmark.tasks": [2, 1, 2], **changes})
     trainer = Trainer(method, stream, config)
     for task in range(tasks):
@@ -50,14 +50,14 @@ def learned(tiny: Any, tasks: int, options: dict[str, Any], **changes: Any) -> t
     return method, trainer
 
 
-# -- what it is made of
+# -- features and head
 
 
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_features_of_all_tips_stand_side_by_side(tiny: Any, modality: str) -> None:
     method = at_task(tiny, modality, memo(), task=2, **{"benchmark.tasks": [2, 1, 2]})
     with torch.no_grad():
-        for i, p in enumerate(method.model.others[1].parameters()):  # the newest is a copy: make it differ
+        for i, p in enumerate(method.model.others[1].parameters()):  # the newest is a copy, so make it differ
             p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
     batch = some(method, 3)
     method.model.eval()

@@ -61,7 +61,7 @@ def test_a_single_task_has_no_new_task_no_forgetting_and_no_forward_transfer() -
 
 
 def test_a_new_shows_what_a_last_and_forgetting_hide() -> None:
-    """Both end at the same scores and forget nothing: one learned its second and third task at once, the other late."""
+    """Both end at the same scores and forget nothing. One learned its second task at once, the other only later."""
     quick, late = [[90.0], [90.0, 80.0], [90.0, 80.0, 70.0]], [[90.0], [90.0, 10.0], [90.0, 80.0, 70.0]]
     assert last_average_accuracy(quick) == last_average_accuracy(late)
     assert forgetting(quick, over="all") == forgetting(late, over="all") == 0
@@ -142,8 +142,8 @@ def test_predictions_that_cannot_be_scored_are_refused() -> None:
         ("O O", set()),
         ("B-PER I-PER O B-LOC", {(0, 2, "PER"), (3, 4, "LOC")}),
         ("B-PER B-PER I-PER", {(0, 1, "PER"), (1, 3, "PER")}),
-        ("I-PER I-PER O", set()),  # nothing to continue
-        ("B-PER I-LOC I-PER", {(0, 1, "PER")}),  # the type changes: the entity ends, and no other begins
+        ("I-PER I-PER O", set()),  # there is nothing to continue
+        ("B-PER I-LOC I-PER", {(0, 1, "PER")}),  # the type changes, so the entity ends, and no other begins
         ("B-PER O I-PER", {(0, 1, "PER")}),
         ("O B-geo-loc I-geo-loc", {(1, 3, "geo-loc")}),
     ],
@@ -161,12 +161,12 @@ def test_a_tag_outside_iob2_is_refused(tag: str) -> None:
 def test_entity_scores_by_hand() -> None:
     gold = [["B-A", "I-A", "O", "B-B"], ["B-A", "O", "O"]]
     predicted = [["B-A", "I-A", "O", "B-X"], ["B-A", "I-A", "B-X"]]
-    # Predicted: A right, X foreign in place of B; A with a wrong end, X foreign on O.
+    # Predicted: A is right, X is foreign in place of B; A has a wrong end, X is foreign on O.
     scores = entity_scores(gold, predicted, ["A", "B", "C"])
     assert scores.precision == 25  # 1 of 4
     assert scores.recall == pytest.approx(100 / 3)
     assert scores.micro_f1 == pytest.approx(200 / 7)  # 2 * 1 / (4 + 3)
-    assert scores.per_type == {"A": 50, "B": 0}  # A: 1 of 2 and 1 of 2; C is neither there nor predicted
+    assert scores.per_type == {"A": 50, "B": 0}  # A: 1 of 2 and 1 of 2; C is neither in the labels nor predicted
     assert scores.macro_f1_own == 25
     assert scores.macro_f1 == pytest.approx(50 / 3)  # X counts, with 0
     assert (scores.macro_precision, scores.macro_recall) == pytest.approx((50 / 3, 50 / 3))  # of A, B and X: 50, 0, 0
@@ -188,7 +188,7 @@ def test_one_foreign_prediction_beside_two_right_ones_costs_a_third_of_seqevals_
     assert scores.macro_f1 == pytest.approx(200 / 3)
     assert scores.macro_f1_own == 100
     assert scores.micro_f1 == pytest.approx(80)  # 2 * 2 / (3 + 2)
-    # seqeval says so in its strict mode, and in the default mode that the paper's authors call
+    # seqeval agrees in its strict mode, and in the default mode that the paper's authors call
     assert f1_score(gold, predicted, average="macro", **STRICT) == pytest.approx(2 / 3)
     assert f1_score(gold, predicted, average="macro") == pytest.approx(2 / 3)
     assert entity_scores(gold, predicted, ["A", "B"], foreign="outside").macro_f1 == 100
@@ -219,7 +219,7 @@ def sentences(types: str) -> st.SearchStrategy[list[list[str]]]:
 
 
 EVERY_OWN = [["B-A", "B-B"]]
-EVERY = [["B-A", "B-B", "B-C", "O", "B-A", "I-A", "O", "O"]]  # so that each type occurs on both sides
+EVERY = [["B-A", "B-B", "B-C", "O", "B-A", "I-A", "O", "O"]]  # each type occurs on both sides
 
 
 @settings(max_examples=150, deadline=None)
@@ -251,7 +251,7 @@ def test_foreign_types_count_in_micro_and_macro_as_in_seqeval_and_outside_maps_t
     lenient = entity_scores(gold, predicted, ["A", "B"], foreign="outside")
     mapped = [["O" if tag[2:] in ("X", "Y") else tag for tag in tags] for tags in predicted]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # seqeval warns where it divides by zero
+        warnings.simplefilter("ignore")  # seqeval warns when it divides by zero
         for found, tags in ((scores, predicted), (lenient, mapped)):
             assert found.precision == pytest.approx(100 * precision_score(gold, tags, **STRICT))
             assert found.recall == pytest.approx(100 * recall_score(gold, tags, **STRICT))
@@ -260,7 +260,7 @@ def test_foreign_types_count_in_micro_and_macro_as_in_seqeval_and_outside_maps_t
                 assert found.macro_f1 == pytest.approx(100 * f1_score(gold, tags, **macro))
                 assert found.macro_precision == pytest.approx(100 * precision_score(gold, tags, **macro))
                 assert found.macro_recall == pytest.approx(100 * recall_score(gold, tags, **macro))
-    # over own types is seqeval's macro with foreign types as O
+    # the score over own types is seqeval's macro with foreign types as O
     assert scores.macro_f1_own == lenient.macro_f1_own == lenient.macro_f1
     assert scores.macro_f1 <= lenient.macro_f1 + 1e-9
     guessed = [e.tag for sentence in Entities(predicted, IOB2).entities for e in sentence]
@@ -269,7 +269,7 @@ def test_foreign_types_count_in_micro_and_macro_as_in_seqeval_and_outside_maps_t
 
 
 def spans(types: str) -> st.SearchStrategy[list[list[str]]]:
-    """Sentences in which every I- tag continues an entity."""
+    """Generate sentences in which every I- tag continues an entity."""
     words = st.one_of(
         st.just(["O"]),
         st.builds(lambda kind, n: [f"B-{kind}"] + n * [f"I-{kind}"], st.sampled_from(types), st.integers(0, 2)),
@@ -283,7 +283,7 @@ def spans(types: str) -> st.SearchStrategy[list[list[str]]]:
 def test_where_every_entity_begins_with_b_seqevals_default_mode_gives_the_same_scores(
     gold: list[list[str]], predicted: list[list[str]]
 ) -> None:
-    """The mode of the paper's authors. They differ in an I- tag that continues nothing: it begins an entity there."""
+    """The paper's authors use the default mode. There, an I- tag that continues nothing begins an entity."""
     gold, predicted = gold + EVERY_OWN, predicted + EVERY_OWN
     scores = entity_scores(gold, predicted, ["A", "B"])
     assert scores.micro_f1 == pytest.approx(100 * f1_score(gold, predicted))
@@ -297,12 +297,12 @@ def test_an_i_tag_that_continues_nothing_is_an_entity_in_seqevals_default_mode_o
     assert entity_scores(gold, predicted, ["A", "B"]).macro_f1 == 50
 
 
-# -- of a run
+# -- scores of a run
 
 
 def test_foreign_types_taken_for_o_raise_the_scores_of_a_run_and_nothing_else(tiny: Any) -> None:
-    """`measure.map_foreign_types_to_O`: seqeval's macro F1 after the mapping, which is the one over own types without
-    it; the method never learns of it."""
+    """With `measure.map_foreign_types_to_O`, the score is seqeval's macro F1 after the mapping, which equals the score
+    over own types without the mapping. The setting does not change the method."""
     settings = {"method": "er", "train.optimiser": "adamw", "train.epochs": 8, "measure.fwt": False}
     strict, lenient = (
         bace.run(tiny.settings("token", **settings, **{"measure.map_foreign_types_to_O": mapped}))
@@ -325,7 +325,7 @@ def test_foreign_types_taken_for_o_raise_the_scores_of_a_run_and_nothing_else(ti
         own = {stream.names[c] for c in task.classes}
         mapped = [[tag if tag in own else "O" for tag in tags] for tags in guessed]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # seqeval warns where it divides by zero
+            warnings.simplefilter("ignore")  # seqeval warns when it divides by zero
             assert found["macro_f1"] == pytest.approx(100 * f1_score(gold, guessed, average="macro", **STRICT))
             assert found["macro_f1_own"] == pytest.approx(100 * f1_score(gold, mapped, average="macro", **STRICT))
             assert found["micro_f1"] == pytest.approx(100 * f1_score(gold, guessed, **STRICT))

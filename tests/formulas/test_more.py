@@ -31,7 +31,7 @@ SMALL = {"name": "more", "latent": 6, "back_epochs": 2, "gate_steps": 0}
 
 
 def more_at(tiny: Any, task: int = 1, modality: str = "image", **options: Any) -> Any:
-    """At step 1 of 4 of the task's first epoch."""
+    """Return a method at step 1 of 4 of the task's first epoch."""
     method = at_task(tiny, modality, {**SMALL, **options}, task, **{"benchmark.tasks": [2, 1, 2]})
     method.now.step, method.now.steps, method.now.epochs = 1, 4, 1
     return method
@@ -46,7 +46,7 @@ def learned(tiny: Any, tasks: int = 3, modality: str = "image", **options: Any) 
 
 
 def shown(method: Any) -> Batch:
-    """Test examples of all tasks."""
+    """Return test examples of all tasks."""
     examples = torch.cat([task.test for task in method.stream])
     with method.stream.licence("test", examples):
         found: Batch = method.stream.batch(examples)
@@ -54,7 +54,7 @@ def shown(method: Any) -> Batch:
 
 
 def under(method: Any, task: int, batch: Batch, scale: float | None = None) -> tuple[Any, Any]:
-    """Features and logits of the task's own head, under its gates."""
+    """Return features and logits of the task's own head under its gates."""
     start = [0, 3, 5][task]  # heads of 2, 1 and 2 classes have 3, 2 and 3 outputs
     with torch.no_grad(), method.gates.of(task, scale):
         out = method.model(batch)
@@ -94,7 +94,8 @@ def test_the_first_task_sees_nothing_out_of_distribution(tiny: Any) -> None:
 
 
 def test_half_of_each_step_is_replayed(tiny: Any) -> None:
-    """Batches of 8: the first task's 20 examples in three steps, the second's 10 in three of at most 4 + 4."""
+    """Batches have 8 examples. The first task shows its 20 examples in three steps, and the second its 10 in three
+    steps of at most 4 + 4."""
     method, stream, config = make(tiny, "image", SMALL, **{"benchmark.tasks": [2, 1, 2], "train.epochs": 1})
     sizes: list[int] = []
     loss = method.loss
@@ -158,7 +159,7 @@ def test_a_class_of_one_example_and_a_distance_of_zero_are_finite() -> None:
 
 
 def test_statistics_are_those_of_the_tasks_own_gates_and_stay_true(tiny: Any) -> None:
-    """What a task's gates give never changes, so all means can be computed again after the last task."""
+    """The output of a task's gates never changes, so all means can be computed again after the last task."""
     method = learned(tiny)
     for task in method.stream:
         with method.stream.licence("test", task.train):
@@ -194,7 +195,7 @@ def test_a_back_update_changes_one_earlier_head_and_nothing_else(tiny: Any) -> N
         if stage != "main":
             p = int(stage.removeprefix("back ")) - 1
             assert names == {f"model.head.blocks.{p}", f"model.head.biases.{p}"}
-    for p in range(3):  # and learning a task leaves the heads of the others alone
+    for p in range(3):  # learning a task does not change the heads of the others
         heads = {name for name in changed[p, "main"] if ".head." in name}
         assert heads == {f"model.head.blocks.{p}", f"model.head.biases.{p}"}
 
@@ -299,7 +300,7 @@ def test_a_point_on_a_mean_has_a_finite_score(tiny: Any) -> None:
 
 
 def test_early_stopping_with_the_extra_output(tiny: Any) -> None:
-    """Runs, and never cuts a back-update short."""
+    """The run finishes, and early stopping never shortens a back-update."""
     log: list[Any] = []
     settings = {"benchmark.tasks": [2, 1, 2], "benchmark.val_fraction": 0.2, "train.early_stop": 1, "train.epochs": 3}
     method, stream, config = make(tiny, "image", {**SMALL, "back_epochs": 4}, **settings)

@@ -44,7 +44,7 @@ SHORT = {
 
 
 def found_by_loop(guess: int, logits: Array, tasks: list[int], rounds: int) -> Array:  # (tasks, classes) -> (classes,)
-    """One example: predict with the adapters of the guessed task; stop when the task stays."""
+    """For one example, predict with the adapters of the guessed task, and stop when the task does not change."""
     task = tasks[guess]
     for _ in range(rounds):
         scores: Array = logits[task]
@@ -106,7 +106,7 @@ def test_a_prediction_does_not_depend_on_its_batch(tiny: Any) -> None:
 
 
 def test_the_contrast_by_hand() -> None:
-    """M = [(1, 0); (0, 2)], T = 2: M M^T / T = [[1/2, 0], [0, 2]]."""
+    """With M = [(1, 0); (0, 2)] and T = 2, M M^T / T = [[1/2, 0], [0, 2]]."""
     found = apart(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), 2.0)
     expected = (np.log(np.exp(0.5) + 1) - 0.5 + np.log(np.exp(2) + 1) - 2) / 2
     assert float(found) == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""Block-wise exact neighbours are compared with brute force (docs/bace.md 2.2, 2.6)."""
+"""Exact neighbours, searched block by block, are compared with brute force (docs/bace.md 2.2, 2.6)."""
 
 import math
 import time
@@ -27,7 +27,7 @@ def brute_force(
     farthest: bool = False,
     candidates: Tensor | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Every pair by explicit difference in float64, sorted by (distance, index)."""
+    """Compute every pair by explicit difference in float64, and sort by (distance, index)."""
     x = features.double().numpy()
     pool = np.arange(len(x)) if candidates is None else np.unique(candidates.numpy())
     indices = np.full((len(x), k), -1)
@@ -84,7 +84,7 @@ def test_ties_go_to_the_lower_index_on_a_grid_full_of_ties_and_duplicates(
     capped: bool,
     dtype: torch.dtype,
 ) -> None:
-    # Integers are exact in both types, so that the order is decided by the index alone wherever lengths are equal.
+    # Integers are exact in both types, so the index alone decides the order wherever lengths are equal.
     generator = torch.Generator().manual_seed(seed)
     features = torch.randint(0, levels, (rows, width), generator=generator).to(dtype)
     labels = torch.randint(0, 3, (rows,), generator=generator)
@@ -124,8 +124,8 @@ def test_an_exact_duplicate_is_a_neighbour_at_distance_zero_and_the_row_itself_i
 
 
 def test_near_duplicates_in_single_precision_keep_their_distances_and_order() -> None:
-    # 40 unit vectors at distances 1e-5, 2e-5, ... from the first: 2 - 2 cos is about 1e-10 and vanishes in float32,
-    # where the preselection of k + 8 sees 40 equal scores.
+    # 40 unit vectors at distances 1e-5, 2e-5, ... from the first: 2 - 2 cos is about 1e-10 and vanishes in float32, so
+    # the preselection of k + 8 sees 40 equal scores.
     generator = torch.Generator().manual_seed(1)
     base = torch.nn.functional.normalize(torch.randn(64, dtype=torch.float64, generator=generator), dim=0)
     aside = torch.randn(64, dtype=torch.float64, generator=generator)
@@ -205,7 +205,7 @@ def test_the_farthest_of_points_on_a_line() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation makes."""
+    """Record the number of elements of the largest tensor that any operation creates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,12 +224,12 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_is_larger_than_a_block_of_scores_or_the_features(ties: bool, farthest: bool) -> None:
     rows, width, block, k = 600, 8, 64, 5
     generator = torch.Generator().manual_seed(4)
-    features = torch.randint(0, 2, (rows, width), generator=generator).float()  # 256 points: rows are searched twice
+    features = torch.randint(0, 2, (rows, width), generator=generator).float()  # 256 points, so rows are searched twice
     if not ties:
         features += torch.rand(rows, width, generator=generator)
     with Largest() as largest:
         nearest(features, k, block=block, farthest=farthest, labels=torch.arange(rows) % 3, among="different")
-    # Twice for the pairs of a second search, which are row and column.
+    # The factor 2 is for the pairs of a second search, which are row and column.
     assert block * block / 2 < largest.elements <= 2 * block * block
     assert largest.elements < rows * rows / 40
     with Largest() as largest:
@@ -238,7 +238,7 @@ def test_no_tensor_is_larger_than_a_block_of_scores_or_the_features(ties: bool, 
 
 
 def test_mixed_precision_around_the_search_does_not_change_it() -> None:
-    # Squared distances of about 0.06 beside products of about 1,200, which half precision rounds to whole numbers.
+    # Squared distances are about 0.06, and products about 1,200, which half precision rounds to whole numbers.
     features = 10 + 0.05 * torch.randn(300, 12, generator=torch.Generator().manual_seed(5))
     expected = nearest(features, 3)
     with torch.autocast("cpu", dtype=torch.float16):
@@ -258,7 +258,7 @@ def test_the_search_costs_a_few_times_the_bare_matrix_product() -> None:
             times.append(time.process_time() - start)
         return min(times)
 
-    # 1.5 to 3 measured; the margin is for busy machines.
+    # 1.5 to 3 was measured; the margin is for busy machines.
     assert seconds(lambda: nearest(features, 5)) < 10 * seconds(lambda: features @ features.T)
 
 
@@ -291,8 +291,8 @@ def test_random_neighbours_take_everyone_where_k_is_too_large(rows: int, k: int,
 
 
 def test_random_neighbours_are_uniform_over_the_subsets() -> None:
-    # Each of the C(5, 2) = 10 pairs of others must be equally likely, for each of the 6 rows: chi-square with 9 degrees
-    # of freedom, whose 0.9999 quantile is 33.7.
+    # Each of the C(5, 2) = 10 pairs of others must be equally likely, for each of the 6 rows. The statistic is
+    # chi-square with 9 degrees of freedom, whose 0.9999 quantile is 33.7.
     generator = torch.Generator().manual_seed(10)
     features = torch.zeros(6, 1)
     draws = 4000

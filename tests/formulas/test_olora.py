@@ -44,8 +44,8 @@ def test_the_loss_is_cross_entropy_over_new_classes_and_the_overlap_of_subspaces
 
 
 def test_the_overlap_by_hand(tiny: Any) -> None:
-    """In one projection rows (1, 2, 0, ...) of the old task and (3, -1, 0, ...), (0, -2, 0, ...) of the new one:
-    |1| + |-4|; all other projections are orthogonal."""
+    """One projection has the row (1, 2, 0, ...) of the old task and the rows (3, -1, 0, ...), (0, -2, 0, ...) of the
+    new task, which give |1| + |-4|. All other projections are orthogonal."""
     method = at_task(tiny, "image", {**OPTIONS, "rank": 2})
     with torch.no_grad():
         for old, new in zip(method.lora.subspaces(0), method.lora.subspaces(1), strict=True):
@@ -70,7 +70,7 @@ def test_the_overlap_shrinks_in_training_where_it_counts(tiny: Any) -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_in_the_first_task_it_is_lora(tiny: Any, weight: float) -> None:
-    """W + B A by torch's parametrisation, AdamW in a plain loop over the same batches."""
+    """The reference is W + B A by torch's parametrisation, trained with AdamW in a plain loop over the same batches."""
 
     class Plus(nn.Module):
         def __init__(self, A: Tensor, B: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Methods that learn by statistics do not depend on the order of tasks or on the rest of a batch."""
+"""The predictions of methods that learn by statistics do not depend on the order of tasks or on the rest of a batch."""
 
 from typing import Any
 
@@ -26,7 +26,8 @@ def name(method: dict[str, Any]) -> str:
 
 
 def scores_of(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) -> tuple[list[str], Tensor, Any]:
-    """The classes in their order; scores of the test examples, in the order of the files."""
+    """Return the classes in their order, the scores of the test examples in the order of the class names, and the
+    method."""
     made, stream, config = make(tiny, modality, method, **{"benchmark.tasks": [2, 1, 2], **changes})
     Trainer(made, stream, config).run()
     tests = torch.cat([task.test for task in stream])
@@ -49,7 +50,7 @@ def test_the_order_of_tasks_does_not_matter(tiny: Any, modality: str, method: di
 
 @pytest.mark.parametrize("method", [{"name": "simplecil"}, {"name": "slda"}, short("aper")], ids=name)
 def test_the_mean_of_o_is_that_of_all_words_labelled_o_in_any_task(tiny: Any, method: dict[str, Any]) -> None:
-    """Entities of other tasks among them: they are labelled O there."""
+    """This includes entities of other tasks, which are labelled O in this task."""
     made, stream, config = make(tiny, "token", method, **{"benchmark.tasks": [2, 1, 2]})
     Trainer(made, stream, config).run()
     everything = torch.cat([task.train for task in stream])

@@ -46,7 +46,7 @@ def test_the_recursion_is_the_closed_form(count: int, alpha: float) -> None:
 
 
 def test_inputs_stored_at_once_are_those_stored_one_after_the_other() -> None:
-    """The authors go from position to position, whatever the ridge was for the inputs before."""
+    """The authors store one position after another. The equality holds for any ridge of earlier inputs."""
     start = projector(inputs(2, seed=1), 7.0)
     P, R, alpha = start.copy(), inputs(4), 0.3
     for r in R.T:
@@ -56,13 +56,14 @@ def test_inputs_stored_at_once_are_those_stored_one_after_the_other() -> None:
 
 
 def test_one_input_by_hand() -> None:
-    """r = (1, 2, 0), alpha = 5: k = r, P = I - r r^T / 10."""
+    """With r = (1, 2, 0) and alpha = 5, k = r and P = I - r r^T / 10."""
     P = without(torch.eye(3).double(), torch.tensor([[1.0], [2.0], [0.0]]).double(), 5.0)
     np.testing.assert_allclose(array(P), [[0.9, -0.2, 0], [-0.2, 0.6, 0], [0, 0, 1]], atol=1e-15)
 
 
 def test_stored_inputs_shrink_by_their_ridge() -> None:
-    """|P r| <= alpha / (alpha + sigma_min^2) |r| for r in the span of R, and so does what an update adds to W r."""
+    """|P r| <= alpha / (alpha + sigma_min^2) |r| for r in the span of R, and the same bound holds for what an update
+    adds to W r."""
     R, alpha = inputs(4), 0.3
     P = projector(R, alpha)
     bound = alpha / (alpha + np.linalg.svd(R, compute_uv=False).min() ** 2)
@@ -88,11 +89,12 @@ def test_as_alpha_vanishes_the_rank_falls_by_one_for_each_independent_input() ->
     np.testing.assert_allclose(values[3:], 1, atol=1e-8)
 
 
-# -- what is stored
+# -- the stored inputs
 
 
 def noted(model: Model, batch: Batch) -> list[Array]:
-    """The input of each adapter's two Linears and of the head, by other hooks: (examples, tokens, inputs)."""
+    """Return the inputs of each adapter's two Linears and of the head, recorded by other hooks, as (examples, tokens,
+    inputs)."""
     found: list[Array] = []
     handles = []
     for name, module in model.encoder.named_modules():
@@ -111,7 +113,7 @@ def unit(x: Array) -> Array:
 
 
 def stored_inputs(method: Any, batch: Batch) -> list[Array]:  # (inputs, positions) each
-    """The mean over the examples that have a token there, position by position."""
+    """Return the mean over the examples that have a token at a position, for each position."""
     real = batch.inputs.get("attention_mask", torch.ones(len(batch), 5)).bool().numpy()
     found = []
     for x in noted(method.model, batch):
@@ -123,7 +125,7 @@ def stored_inputs(method: Any, batch: Batch) -> list[Array]:  # (inputs, positio
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_the_mean_inputs_of_every_layer_are_stored_by_position_and_without_padding(tiny: Any, modality: str) -> None:
     method = at_task(tiny, modality, {"name": "owm"})
-    for layer in method.layers[:-1]:  # or the inputs of `up` would be nearly nothing
+    for layer in method.layers[:-1]:  # otherwise the inputs of `up` would be nearly zero
         nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(1))
     method.model.eval()
     batch = method.stream.batch(method.stream[1].train[:6])
@@ -165,15 +167,15 @@ def test_the_ridge_falls_over_a_task_and_each_layer_has_a_projector_of_its_own(
 def test_what_layers_make_of_a_finished_tasks_inputs_stays(
     tiny: Any, modality: str, optimiser: str, trains: str
 ) -> None:
-    """One batch is the whole task, so its mean inputs are stored; with a ridge next to 0, W r must not move in the next
-    task, whatever momentum and Adam make of the gradient. In general |P R| <= sqrt(alpha) / 2."""
+    """One batch is the whole task, so its mean inputs are stored. With a ridge close to 0, W r must not change in the
+    next task, for any momentum and for Adam. In general |P R| <= sqrt(alpha) / 2."""
     options = {"name": "owm", "trains": trains, "mode": "end_of_task", "alpha": 1e-9}
     settings = {"train.batch_size": 64, "train.optimiser": optimiser, "train.weight_decay": 0.1, "train.epochs": 4}
     method, stream, config = make(tiny, modality, options, **settings)
     trainer = Trainer(method, stream, config)
     trainer.learn(stream[0])
     stored = stored_inputs(method, stream.batch(stream[0].train))
-    for i, R in enumerate(stored):  # nothing was stored while the task was learned
+    for i, R in enumerate(stored):  # nothing was stored while the task was being learned
         P = array(method.get_buffer(f"P{i}"))
         assert np.linalg.norm(P @ R, 2) < 1e-4
         assert len(R) - R.shape[1] - 1e-3 < np.trace(P) < len(R) - 0.9
@@ -190,7 +192,7 @@ def test_what_layers_make_of_a_finished_tasks_inputs_stays(
 
 
 def test_a_step_is_projected_by_inputs_that_include_its_own(tiny: Any) -> None:
-    """per_batch: the batch's mean input is stored before the step, and W moves by (raw change) P."""
+    """In mode per_batch, the batch's mean input is stored before the step, and W changes by (raw change) P."""
     method = at_task(tiny, "image", {"name": "owm", "alpha": 0.5})
     method.now.steps = method.now.epochs = 1
     batch = method.stream.batch(method.stream[1].train[:6], view=method.now.view())
@@ -214,7 +216,7 @@ def test_a_step_is_projected_by_inputs_that_include_its_own(tiny: Any) -> None:
 @pytest.mark.parametrize("modality", ["image", "text"])
 @pytest.mark.parametrize("trains", ["head", "adapters"])
 def test_only_the_projected_matrices_change(tiny: Any, modality: str, trains: str) -> None:
-    """Biases and LayerNorms would undo the guarantee."""
+    """Changes of biases and LayerNorms would break the guarantee."""
     method, stream, config = make(tiny, modality, {"name": "owm", "trains": trains})
     before = weights(method.model)
     Trainer(method, stream, config).run()
@@ -243,13 +245,13 @@ def single() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
 
 
-@pytest.mark.usefixtures("single")  # the step is taken apart and put together in double: exact for single weights only
+@pytest.mark.usefixtures("single")  # the step is split and summed in double precision: exact only for single weights
 @pytest.mark.parametrize("trains", ["head", "adapters"])
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_without_projection_it_is_fine_tuning_bit_for_bit(
     tiny: Any, modality: str, trains: Literal["head", "adapters"]
 ) -> None:
-    """alpha -> infinity: P = I. The reference is SEQ on the same trainable network."""
+    """As alpha -> infinity, P = I. The reference is SEQ on the same trainable network."""
 
     class Plain(SEQ):
         def build(self, model: Model) -> Model:
@@ -273,7 +275,7 @@ def test_adapters_that_are_there_are_used_and_a_frozen_prefix_stays_frozen(tiny:
     assert {m.down.out_features for m in method.model.encoder.modules() if isinstance(m, Adapter)} == {3}
     method, _, _ = make(tiny, "image", {"name": "owm", "latent": 5}, **{"backbone.freeze": 1})
     adapters = [m for m in method.model.encoder.modules() if isinstance(m, Adapter)]
-    assert [a.down.out_features for a in adapters] == [5, 5]  # none in the frozen block
+    assert [a.down.out_features for a in adapters] == [5, 5]  # none is in the frozen block
     assert len(method.layers) == 2 * 2 + 1
     method, _, _ = make(tiny, "image", {"name": "owm"}, **{"backbone.freeze": 1, "backbone.adapter": 3})
     adapters = [m for m in method.model.encoder.modules() if isinstance(m, Adapter)]

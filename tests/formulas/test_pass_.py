@@ -20,7 +20,7 @@ from bace.models.model import Model, Output
 
 
 def moved(method: Any) -> None:
-    """The student leaves its teacher."""
+    """Move the student away from its teacher."""
     rng = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in method.model.encoder.parameters():
@@ -28,7 +28,7 @@ def moved(method: Any) -> None:
 
 
 def turned(batch: Batch) -> tuple[Any, Any]:
-    """All pictures, then all of them turned once, twice, three times; and their labels."""
+    """Return all images, then all of them rotated once, twice and three times, and their labels."""
     pixels = batch.inputs["pixel_values"].numpy()
     labels = np.concatenate([4 * batch.targets.numpy() + k for k in range(4)])
     return np.concatenate([np.rot90(pixels, k, axes=(2, 3)) for k in range(4)]), labels
@@ -41,7 +41,7 @@ def features_of(model: Model, pixels: Any) -> Any:
 
 
 def linear(head: Any, features: Any) -> Any:
-    """Logits of all labels."""
+    """Return the logits of all labels."""
     bias = np.concatenate([array(b) for b in head.biases])
     return features @ np.concatenate([array(block) for block in head.blocks]).T + bias
 
@@ -76,7 +76,7 @@ def test_a_rotated_class_is_never_predicted(tiny: Any) -> None:
     np.testing.assert_allclose(array(method.predict(batch)), logits[:, [0, 4, 8, 12]], atol=1e-5)
     with torch.no_grad():
         for bias in method.head.biases:
-            bias += 100 * (torch.arange(8) % 4 > 0)  # rotations win by far
+            bias += 100 * (torch.arange(8) % 4 > 0)  # rotations would win by far
     np.testing.assert_allclose(array(method.predict(batch)), logits[:, [0, 4, 8, 12]], atol=1e-5)
 
 
@@ -91,7 +91,7 @@ def test_the_three_terms_by_numpy(tiny: Any) -> None:
     pixels, labels = turned(batch)
     student, teacher = features_of(method.model, pixels), features_of(method.teacher, pixels)
     assert loss["new"] == pytest.approx(cross_entropy(linear(method.head, student) / 0.5, labels), rel=1e-4)
-    # the Frobenius norm of the whole difference, as if the batch were 64 pictures
+    # the Frobenius norm of the whole difference, as if the batch had 64 images
     distance = np.sqrt(((student - teacher) ** 2).sum()) * np.sqrt(64 / 5)
     assert loss["distil"] == pytest.approx(3 * distance, rel=1e-4)
     rng = method.now.rng("prototypes")  # a class and a direction for each of the five
@@ -144,7 +144,7 @@ def test_prototypes_are_drawn_anew_each_step_over_all_old_classes(tiny: Any) -> 
         method.prototype_loss(10)
     counts = torch.bincount(torch.cat(asked), minlength=8)
     assert counts[[1, 2, 3, 5, 6, 7]].sum() == 0
-    assert 100 < counts[0] < 200  # of 300, for two classes
+    assert 100 < counts[0] < 200  # of 300 for two classes
     assert len({tuple(labels.tolist()) for labels in asked}) > 20
 
 

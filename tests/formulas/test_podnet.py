@@ -39,7 +39,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def moved(method: Any) -> Any:
-    """The student away from its teacher, as after some steps."""
+    """Move the student away from its teacher, as after some steps."""
     rng = generator(5)
     with torch.no_grad():
         for p in method.model.encoder.parameters():
@@ -81,12 +81,12 @@ def test_a_proxy_head_grows_by_classes_and_leaves_old_logits_their_values() -> N
     torch.testing.assert_close(head(features)[:, :3], before, rtol=0, atol=1e-12)
     h = array(features) / np.linalg.norm(features, axis=1, keepdims=True)
     w = array(head.weight) / np.linalg.norm(array(head.weight), axis=1, keepdims=True)
-    s = -((h[:, None] - w[None]) ** 2).sum(-1).reshape(5, 5, 4)  # those of a class stand together
+    s = -((h[:, None] - w[None]) ** 2).sum(-1).reshape(5, 5, 4)  # the proxies of a class are adjacent
     np.testing.assert_allclose(array(head(features)), 10 * (softmax(s) * s).sum(-1), rtol=1e-4, atol=1e-5)
 
 
 def test_one_row_for_each_class_is_imprinted_on_all_its_proxies() -> None:
-    """What forward transfer measures with: equal proxies score as one."""
+    """Forward transfer uses this. Equal proxies score as one."""
     head = ProxyHead(3, proxies=4)
     head.grow(2, generator())
     head.imprint(torch.tensor([[1.0, 2.0, 2.0], [0.0, 0.0, 5.0]]))
@@ -147,7 +147,8 @@ def test_of_fewer_points_than_clusters_each_is_a_centre() -> None:
 
 
 def published(scores: Array, targets: Array, scale: float, margin: float) -> float:
-    """As the published code goes: the margin is taken from all, the true class stays in the sum as exp(0)."""
+    """Follow the published code: the margin is subtracted from all scores, and the true class stays in the sum as
+    exp(0)."""
     total = 0.0
     for s, y in zip(scores, targets, strict=True):
         u = scale * (s - margin)
@@ -168,13 +169,13 @@ def test_as_code_the_loss_is_the_published_one_whatever_the_margin(margin: float
 def test_as_code_the_loss_of_a_right_prediction_is_its_cross_entropy_and_of_a_wrong_one_is_larger() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     assert nca(logits, torch.tensor([0])).item() == pytest.approx(-math.log(softmax(array(logits))[0, 0]), rel=1e-5)
-    # y = 1: u = (0, -1, -2): 1 + log(1 + e^0 + e^-2)
+    # y = 1 and u = (0, -1, -2) give 1 + log(1 + e^0 + e^-2)
     assert nca(logits, torch.tensor([1])).item() == pytest.approx(1 + math.log(2 + math.exp(-2)), rel=1e-5)
 
 
 def test_intended_the_true_class_must_win_by_the_margin() -> None:
     logits = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 9.0]])
-    # -(3 - 6) + log(e + 1) ; the second row wins by more than 6: 0
+    # first row: -(3 - 6) + log(e + 1); the second row wins by more than 6, so its loss is 0
     expected = (3 + math.log(math.e + 1)) / 2
     assert nca(logits, torch.tensor([0, 2]), 6.0).item() == pytest.approx(expected, rel=1e-5)
 
@@ -214,7 +215,7 @@ def test_the_method_takes_the_margin_it_is_told(tiny: Any, margin: str) -> None:
 
 
 def test_pooled_distance_by_hand_ignores_lengths() -> None:
-    # units (.6, .8) and (1, 0): distance sqrt(.16 + .64); equal directions: 0
+    # units (.6, .8) and (1, 0) have distance sqrt(.16 + .64); equal directions have distance 0
     student, teacher = torch.tensor([[3.0, 4.0], [1.0, 1.0]]), torch.tensor([[7.0, 0.0], [5.0, 5.0]])
     assert pooled_distance(student, teacher).item() == pytest.approx(math.sqrt(0.8) / 2, rel=1e-5)
     torch.testing.assert_close(pooled_distance(3 * student, 0.1 * teacher), pooled_distance(student, teacher))
@@ -227,7 +228,7 @@ def test_patches_lie_where_they_were_cut_and_other_tokens_are_left_out(tmp_path:
         inputs = tiny_inputs(family, height=24, width=40)  # patches of 8: three rows of five
         _, taps = encoder(inputs, taps=True)
         assert taps[0].shape[1] == others + 15
-        place = torch.arange(-others, 15).expand(2, 2, -1).transpose(1, 2)  # every patch says its number
+        place = torch.arange(-others, 15).expand(2, 2, -1).transpose(1, 2)  # every patch holds its own number
         assert torch.equal(encoder.patch_map(place, inputs), torch.arange(15).view(3, 5).expand(2, 2, 3, 5))
 
 
@@ -241,7 +242,7 @@ def test_pictures_are_pooled_along_height_and_width_of_the_squared_map(tiny: Any
         sums = [(grid[i, :, c] ** 2).sum() for c in range(3) for i in range(2)]
         sums += [(grid[:, j, c] ** 2).sum() for c in range(3) for j in range(2)]
         np.testing.assert_allclose(np.sort(got[example]), np.sort(sums), rtol=1e-5)
-    # two pictures that differ by a shuffle within rows have equal sums along rows, and others along columns
+    # shuffling the patches within rows keeps the sums along rows and changes the sums along columns
     shuffled = tap[:, [0, 2, 1, 4, 3]]
     same = np.isclose(got, array(method.pool(shuffled, batch)))
     assert same[:, :6].all()
@@ -295,7 +296,7 @@ def test_distillation_is_weighted_by_the_root_of_seen_over_new_and_averaged_over
 
 
 def test_distillation_starts_at_zero_with_a_gradient_of_zero(tiny: Any) -> None:
-    """At the first step of a task student and teacher are the same."""
+    """At the first step of a task, student and teacher are equal."""
     method = at_task(tiny, "image", {"name": "podnet"})
     loss = method.loss(some_of_all(method))
     assert loss["spatial"].item() == 0
@@ -333,7 +334,7 @@ def test_new_proxies_are_centres_of_their_class_at_the_mean_norm_of_the_old_ones
     method = at_task(tiny, "image", {"name": "podnet", "proxies": proxies})
     task = method.stream[1]
     with torch.no_grad():
-        method.model.encoder.norm.bias[0] += 3  # features of unequal lengths: directions are averaged, not features
+        method.model.encoder.norm.bias[0] += 3  # lengths differ, so directions are averaged, not features
     method.imprint(task)
     with torch.no_grad():
         features = array(method.model.eval()(method.stream.batch(task.train)).features)
@@ -345,7 +346,7 @@ def test_new_proxies_are_centres_of_their_class_at_the_mean_norm_of_the_old_ones
     np.testing.assert_allclose(lengths, np.linalg.norm(old, axis=1).mean(), rtol=1e-5)
     for c, rows in zip(task.classes, (new / lengths[:, None]).reshape(2, proxies, 16), strict=True):
         own = features[targets == c]
-        # every centre is the mean of the points nearest to it, up to its length
+        # every centre is the mean of its nearest points, up to its length
         split = KMeans(proxies, init=rows, n_init=1).fit(own)
         means = split.cluster_centers_ / np.linalg.norm(split.cluster_centers_, axis=1, keepdims=True)
         np.testing.assert_allclose(rows, means, atol=1e-4)
@@ -372,10 +373,10 @@ def test_old_proxies_stay_in_the_main_stage_and_move_when_the_classifier_is_tune
     after = weights(method.model)
     changed = {name for name in between if not torch.equal(after[name], between[name])}
     assert changed == {"head.blocks.0", "head.blocks.1"}
-    # on as many of each class, for 20 epochs, in one batch of eight
+    # it sees equally many examples of each class for 20 epochs, in one batch of eight
     assert [len(batch) for batch in seen] == [8] * 20
     assert sorted(stream.targets[seen[0]].tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
-    # which is the memory after the task: herded with this encoder, old classes cut to the first of their order
+    # these are the memory after the task: herded with this encoder, old classes cut to the first of their order
     assert sorted(method.memory.examples.tolist()) == sorted(seen[0])
     kept = method.memory.examples.clone()
     again = torch.cat(list(method.choose(stream[1].train, stream[1], 2).values()))
@@ -430,14 +431,14 @@ def test_nme_is_the_nearest_mean_of_exemplars(tiny: Any) -> None:
 
 
 def test_without_distillation_margin_and_second_stage_the_first_task_is_the_same(tiny: Any) -> None:
-    """The first task knows neither teacher nor memory."""
+    """The first task has neither teacher nor memory."""
     off = {"name": "podnet", "lambda_flat": 0.0, "lambda_spatial": 0.0, "tune_epochs": 0}
     one, other = (bace.run(tiny.settings("text", method=m, **{"benchmark.tasks": [3]})) for m in ("podnet", off))
     assert_equal_bits(weights(one.method.model), weights(other.method.model))
 
 
 def test_a_second_stage_with_another_optimiser_takes_over_no_foreign_state(tiny: Any) -> None:
-    """AdamW's slots mean nothing to SGD."""
+    """AdamW's state means nothing to SGD."""
     changes = {"train.optimiser": "adamw", "train.reset_optimiser": False}
     trainer = learned_before(tiny, "text", {"name": "podnet", "tune_epochs": 1}, 2, **changes)
     assert trainer.optimiser is not None

@@ -25,7 +25,7 @@ def learned(tiny: Any, modality: str, method: dict[str, Any], **changes: Any) ->
 
 
 def data_of(method: Any, task: int) -> tuple[Array, Any]:
-    """Clean features of a task, and their classes."""
+    """Return the clean features of a task, and their classes."""
     stream = method.stream
     with stream.licence("a test", stream[task].train):
         targets = stream.labels(stream[task].train)[1]
@@ -38,7 +38,7 @@ def everything(method: Any) -> tuple[Array, Any]:
 
 
 def ridge(H: Array, Y: Array, lam: float) -> Array:
-    """By least squares with sqrt(lambda) I as further rows."""
+    """Solve by least squares with sqrt(lambda) I as additional rows."""
     rows = np.concatenate([H, np.sqrt(lam) * np.eye(H.shape[1])])
     solution: Array = np.linalg.lstsq(rows, np.concatenate([Y, np.zeros((H.shape[1], Y.shape[1]))]), rcond=None)[0]
     return solution
@@ -53,7 +53,7 @@ def test_sums_and_solution_are_those_of_numpy(tiny: Any, modality: str) -> None:
     np.testing.assert_allclose(array(method.Q), H.T @ np.eye(5)[y], rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(array(method.weight), ridge(H, np.eye(5)[y], float(method.lam)), rtol=1e-6, atol=1e-8)
     assert method.G.dtype == torch.float64
-    assert len(method.x) == len(method.y) == 0  # nothing of the examples is left
+    assert len(method.x) == len(method.y) == 0  # no example is kept
 
 
 def test_without_a_projection_it_is_ridge_regression_on_the_features(tiny: Any) -> None:
@@ -91,7 +91,7 @@ def test_the_strength_is_chosen_on_the_task_alone_in_its_shuffled_order(tiny: An
     for task in stream:
         trainer.learn(task)
         x, y = (torch.cat([row[i] for row in seen if row[0] == task.index]) for i in (1, 2))
-        assert len(set(y[:10].tolist())) > 1  # the files are in order of their classes
+        assert len(set(y[:10].tolist())) > 1  # the examples are shuffled, although the files are sorted by class
         H, Y = np.maximum(array(x) @ array(method.projection), 0), np.eye(task.classes.stop)[y.numpy()]
         fit = int(0.8 * len(H))
         errors = [((H[fit:] @ ridge(H[:fit], Y[:fit], lam) - Y[fit:]) ** 2).mean() for lam in LAMBDAS]
@@ -146,7 +146,7 @@ def test_statistics_are_of_the_tuned_features(tiny: Any) -> None:
     x, y = everything(method)
     H = np.maximum(x @ array(method.projection), 0)
     np.testing.assert_allclose(array(method.Q), H.T @ np.eye(5)[y], rtol=1e-9, atol=1e-9)
-    with method.adapters.of():  # the encoder as it was gives others
+    with method.adapters.of():  # the original encoder gives other features
         assert np.abs(everything(method)[0] - x).max() > 1e-3
 
 

@@ -38,7 +38,8 @@ OFF = {"pseudo": False, "lambda_kd": 0.0, "lambda_soft": 0.0, "lambda_entropy": 
 
 
 def wavering(tiny: Any, **changes: Any) -> Any:
-    """A method whose teacher takes some O words for old entities and others not, away from the teacher by a step."""
+    """Return a method whose teacher takes some O words for old entities and others not. The student is one step away
+    from the teacher."""
     method = at_task(tiny, "token", {"name": "rdp", **changes})
     with torch.no_grad():
         examples = method.stream[1].train
@@ -59,7 +60,7 @@ def teacher_of(method: Any, batch: Any) -> tuple[Array, Array]:  # (rows, width)
 
 
 def pseudo_by_hand(method: Any, batch: Any) -> Array:  # (rows,)
-    """argmax of softmax(z') softmax(-|f' - p|)."""
+    """Return the argmax of softmax(z') softmax(-|f' - p|)."""
     f, z = teacher_of(method, batch)
     prototypes = array(method.prototypes)
     distance = np.stack([np.linalg.norm(f - p, axis=1) for p in prototypes], 1)
@@ -95,7 +96,8 @@ def test_an_o_word_gets_the_label_of_the_highest_product_of_probability_and_near
 
 
 def test_a_near_prototype_wins_over_a_little_more_probability_and_a_missing_one_never(tiny: Any) -> None:
-    """By hand: p = (0.5, 0.3, 0.2), distances 2, 1 and none: 0.5 e^-2 < 0.3 e^-1, and 0.2 has no prototype."""
+    """p = (0.5, 0.3, 0.2), and the distances are 2, 1 and none. By hand, 0.5 e^-2 < 0.3 e^-1, and the third label has
+    no prototype."""
     method = at_task(tiny, "token", {"name": "rdp"})
     method.prototypes = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     old = Output(torch.zeros(1, 2), torch.tensor([[0.5, 0.3, 0.2]]).log())
@@ -109,7 +111,8 @@ def test_a_near_prototype_wins_over_a_little_more_probability_and_a_missing_one_
 
 @pytest.mark.parametrize("soft", ["bce", "softmax"])
 def test_the_terms_of_the_loss(tiny: Any, soft: str) -> None:
-    """CE with pseudo labels + 2 KL on O words + 0.3 soft labels + 0.1 entropy, the last two as means over labels."""
+    """L = CE with pseudo labels + 2 KL on O words + 0.3 soft labels + 0.1 entropy. The last two are means over
+    labels."""
     method = wavering(tiny, soft=soft)
     batch = some(method, 6)
     terms = method.loss(batch)
@@ -136,8 +139,8 @@ def test_the_terms_of_the_loss(tiny: Any, soft: str) -> None:
 
 
 def test_soft_labels_by_hand(tiny: Any) -> None:
-    """Five old labels at z' = 0 are one half each, the new label of the word is 1, the others 0; z = 0 gives log 2
-    whatever the label."""
+    """Five old labels at z' = 0 are one half each, the new label of the word is 1, and the others are 0. z = 0 gives
+    log 2 for every label."""
     method = at_task(tiny, "token", {"name": "rdp"})
     zeros = torch.zeros(1, 9, requires_grad=True)
     loss = method.soft_label_loss(zeros, torch.zeros(1, 5), torch.tensor([6]))
@@ -205,7 +208,7 @@ def grown_beside_frozen_rows(method: SEQ, task: Task) -> None:
 
 
 def imprinting(method: SEQ, stage: Any) -> None:
-    """The new rows of a later task start from data."""
+    """Imprint the new rows of a later task, so that they start from data."""
     if method.now.task and method.now.epoch == 0:
         method.imprint(method.stream[method.now.task])
 

@@ -1,6 +1,6 @@
-"""Words labelled O in replayed sentences: methods that leave those of new sentences to their teacher treat them in the
-same way or learn them as class 0 (train.replay_o), and all others learn them as class 0. The words that are learned
-with cross-entropy or distilled are compared with a selection by hand."""
+"""In replayed sentences, methods that leave the words labelled O of new sentences to their teacher treat such words in
+the same way or learn them as class 0 (train.replay_o). All other methods learn them as class 0. The words that are
+learned with cross-entropy or distilled are compared with a selection by hand."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from bace.methods import METHODS
 
 RULES = ("label", "distil")
 TEACHING = ("bace", "cfner", "extendner", "lucir")  # the methods whose teacher handles words labelled O
-# of methods whose loss has a term "replay": its weight, and which of a step's draws it is over
+# for methods whose loss has a term "replay": its weight, and the number of the draw that it uses
 REPLAYING: list[tuple[dict[str, Any], float, int]] = [
     ({"name": "er"}, 1, 1),
     ({"name": "derpp", "logits": "teacher"}, 0.5, 1),
@@ -31,12 +31,13 @@ REPLAYING: list[tuple[dict[str, Any], float, int]] = [
 
 
 def counted(targets: Array, rule: str, name: str) -> Array:
-    """Rows under cross-entropy: all words, or entities alone."""
+    """Return the rows under cross-entropy: all words, or only entities."""
     return targets != 0 if rule == "distil" and name in TEACHING else np.ones(len(targets), bool)
 
 
 def step(method: Any) -> tuple[dict[str, float], Batch, int]:
-    """The terms of a step away from the start of the task, what the student was passed, how much of it is new."""
+    """Return the terms of a step away from the start of the task, the batch that the student was passed, and the number
+    of its new rows."""
     batch = some(method, 6)
     take_step(method, batch)
     with recorded_passes() as passes:
@@ -58,7 +59,7 @@ def test_replayed_sentences_are_under_cross_entropy_with_all_their_words_or_with
     expected = weight * cross_entropy(logits[here], targets[here])
     assert terms["replay"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
     entity = targets != 0
-    assert abs(cross_entropy(logits, targets) - cross_entropy(logits[entity], targets[entity])) > 1e-2  # O words show
+    assert abs(cross_entropy(logits, targets) - cross_entropy(logits[entity], targets[entity])) > 1e-2  # O words matter
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -75,7 +76,8 @@ def test_extendner_distils_the_o_words_that_are_not_under_cross_entropy(tiny: An
 def test_bace_distils_the_o_words_of_replayed_sentences_as_those_of_new_ones_and_matches_all_logits(
     tiny: Any, rule: str
 ) -> None:
-    """alpha mean over O of KL(S0 || S), S cut out of the soft-max over all; without alpha nothing is distilled."""
+    """The term is alpha times the mean over O of KL(S0 || S), where S is cut out of the soft-max over all labels.
+    Without alpha, nothing is distilled."""
     for alpha in (0.7, 0.0):
         method = at_task(tiny, "token", {"name": "bace", "alpha": alpha}, **{"train.replay_o": rule})
         terms, passed, new = step(method)
@@ -89,7 +91,7 @@ def test_bace_distils_the_o_words_of_replayed_sentences_as_those_of_new_ones_and
 
 
 def test_a_gems_reference_gradient_is_of_all_words(tiny: Any) -> None:
-    """What would undo the reference gradient by hand is projected to nothing."""
+    """A gradient that is set to the opposite of the reference gradient is projected to zero."""
     method = at_task(tiny, "token", {"name": "agem"})
     batch = some(method, 6)
     method.loss(batch).backward()
@@ -116,7 +118,7 @@ def test_a_step_of_sparse_er_on_memory_takes_all_words(tiny: Any) -> None:
     assert method.loss(replayed).item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-# GDumb learns O from its memory alone; MBPA's neighbours are no replay, and it adapts to their O words too
+# GDumb learns O only from its memory. MBPA's neighbours are not replayed, and it adapts to their O words too.
 UNCHANGED = ("gdumb", "mbpa")
 
 
@@ -133,7 +135,7 @@ def test_these_are_all_methods_that_keep_sentences() -> None:
 
 
 def test_other_terms_are_doubled_only_where_the_cross_entropy_is_two_means(tiny: Any) -> None:
-    """LUCIR's weights are relative to one mean; a half that is all O has none."""
+    """LUCIR's weights are relative to one mean. A half in which all words are O has no mean."""
     method = at_task(tiny, "token", {"name": "lucir"}, **{"train.replay_o": "distil"})
     batch = method.with_replay(some(method))
     new = len(some(method))

@@ -1,4 +1,4 @@
-"""Ridge solutions, by both of the two equal formulas, and the choice of their strength are compared with numpy."""
+"""Ridge solutions, computed by both of two equal formulas, and the choice of their strength are compared with numpy."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ from bace.methods.parts.ridge import (
 
 
 def problem(rows: int, width: int, noise: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Features, and classes that are a noisy function of them."""
+    """Return features, and classes that are a noisy function of them."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, width, generator=rng)
     scores = x[:, :3] + noise * torch.randn(rows, 3, generator=rng)
@@ -33,7 +33,7 @@ def identity(x: Tensor) -> Tensor:
 
 
 def by_numpy(x: Array, Y: Array, lam: float) -> Array:
-    """The least-squares solution with sqrt(lambda) I as further rows."""
+    """Return the least-squares solution with sqrt(lambda) I as additional rows."""
     rows = np.concatenate([x, np.sqrt(lam) * np.eye(x.shape[1])])
     solution: Array = np.linalg.lstsq(rows, np.concatenate([Y, np.zeros((x.shape[1], Y.shape[1]))]), rcond=None)[0]
     return solution
@@ -77,7 +77,7 @@ def test_the_strength_has_the_lowest_error_on_the_last_fifth(rows: int, width: i
 
 
 def test_the_held_out_fifth_decides_and_is_not_solved_on() -> None:
-    """Ten rows: of y = x on eight of them small ridges are best, unless the other two say that y = 0."""
+    """There are ten rows. With y = x on eight of them, small ridges are best, unless the other two rows have y = 0."""
     x, Y = torch.arange(1.0, 11.0)[:, None], torch.arange(1.0, 11.0)[:, None]
     assert choose_lambda(identity, x, Y) == min(LAMBDAS)
     Y[8:] = 0
@@ -89,7 +89,7 @@ def test_strengths_range_over_17_powers_of_ten() -> None:
 
 
 def test_a_strength_below_rounding_still_gives_a_solution_that_fits() -> None:
-    """Three rows, each thrice and large, leave a matrix of rank 3 among 20 columns."""
+    """Three large rows, each repeated three times, give a matrix of rank 3 with 20 columns."""
     x, Y = problem(3, 20)
     x, Y = 1e5 * x.repeat(3, 1), Y.repeat(3, 1)
     W = ridge_solution(x.T @ x, x.T @ Y, 1e-8)

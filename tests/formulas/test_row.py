@@ -17,7 +17,7 @@ from bace.methods.row import ROW
 
 SMALL = {"name": "row", "latent": 6, "wp_epochs": 2, "tp_epochs": 2, "head_batch": 4, "gate_steps": 0}
 TASKS = {"benchmark.tasks": [2, 1, 2]}
-OUTPUTS = (slice(0, 3), slice(3, 5), slice(5, 8))  # heads of 2, 1 and 2 classes, and the place of all others
+OUTPUTS = (slice(0, 3), slice(3, 5), slice(5, 8))  # heads of 2, 1 and 2 classes, each with an output for all others
 CLASSES = (range(2), range(2, 3), range(3, 5))
 
 
@@ -30,7 +30,7 @@ def learned(tiny: Any, tasks: int = 3, modality: str = "image", **options: Any) 
 
 
 def begun(tiny: Any, stage: str, modality: str = "image") -> tuple[Any, Any]:
-    """The method at the first step of a stage of its third task, without those before it; and the stage."""
+    """Return the method at the first step of a stage of its third task, without the stages before it, and the stage."""
     method = at_task(tiny, modality, SMALL, 2, **TASKS)
     found = next(s for s in method.stages(method.stream[2]) if s.name == stage)
     method.now.stage = stage
@@ -40,7 +40,7 @@ def begun(tiny: Any, stage: str, modality: str = "image") -> tuple[Any, Any]:
 
 
 def shown(method: Any) -> Batch:
-    """Test examples of all tasks."""
+    """Return test examples of all tasks."""
     examples = torch.cat([task.test for task in method.stream])
     with method.stream.licence("test", examples):
         found: Batch = method.stream.batch(examples)
@@ -48,7 +48,7 @@ def shown(method: Any) -> Batch:
 
 
 def under(method: Any, task: int, batch: Batch) -> tuple[Any, Any, Any]:
-    """Features, logits of the task's head and of its other head, under its gates."""
+    """Return features, logits of the task's head and logits of its other head, under its gates."""
     with torch.no_grad(), method.gates.of(task):
         out = method.model(batch)
         other = method.tp(out.features)
@@ -65,7 +65,7 @@ def test_after_the_first_stage_only_one_head_changes_at_a_time(tiny: Any) -> Non
     for (task, stage), names in changed.items():
         if stage == "wp":
             assert names == {f"model.head.blocks.{task}", f"model.head.biases.{task}"}
-        elif stage == "tp 2" and task == 1:  # the first one also starts that of the first task
+        elif stage == "tp 2" and task == 1:  # the first such stage also initialises the head of the first task
             assert names == {f"tp.{kind}.{p}" for p in (0, 1) for kind in ("blocks", "biases")}
         elif stage.startswith("tp"):
             p = int(stage.removeprefix("tp ")) - 1
@@ -109,7 +109,7 @@ def test_the_task_head_sees_as_many_others_as_own_examples_under_its_gates(tiny:
 
 @pytest.mark.parametrize("p", [0, 1, 2])
 def test_the_pool_has_as_many_examples_of_each_class(tiny: Any, p: int) -> None:
-    """Ten slots for the three old classes: three each; as many of the two new ones."""
+    """Ten slots for the three old classes are three each. The two new classes have the same number."""
     method, stage = begun(tiny, f"tp {p + 1}")
     own, others = stage.examples(), stage.others()
     counts = torch.bincount(method.stream.targets[torch.cat([own, others])]).tolist()
@@ -120,7 +120,8 @@ def test_the_pool_has_as_many_examples_of_each_class(tiny: Any, p: int) -> None:
 
 
 def test_task_heads_start_as_copies_and_then_go_on(tiny: Any) -> None:
-    """Without epochs they stay what they start as; with them, the third task goes on with those it finds."""
+    """Without epochs, task heads keep their initial values. With epochs, the third task continues with the heads it
+    finds."""
     still = learned(tiny, tp_epochs=0)
     assert_equal_bits(dict(still.tp.state_dict()), dict(still.head.state_dict()))
     method, stream, config = make(tiny, "image", SMALL, **TASKS)
@@ -146,7 +147,7 @@ def test_without_memory_there_is_no_head_between_tasks(tiny: Any) -> None:
 
 
 def test_a_memory_without_a_tasks_classes_leaves_its_head_as_it_is(tiny: Any) -> None:
-    """One slot for five classes: the stage of a task that is not remembered is left out."""
+    """There is one slot for five classes. The stage of a task that is not remembered is left out."""
     settings = {**TASKS, "memory.size": 1, "memory.allow_missing_classes": True}
     changed = changed_in_stages(Trainer(*make(tiny, "image", SMALL, **settings)))
     assert sum(stage.startswith("tp") for task, stage in changed if task == 2) == 2
@@ -172,7 +173,7 @@ def test_scores_are_within_task_times_task_times_relative_nearness(tiny: Any, mo
     share = np.array(near) / np.sum(near, 0)
     expected = [w * b[:, None] * n[:, None] for w, b, n in zip(within, between, share, strict=True)]
     np.testing.assert_allclose(found, np.concatenate(expected, 1), rtol=1e-3)
-    # the prediction within each task is that of its own head, and nearness sums to one over the tasks
+    # the prediction within each task is that of its own head, and the shares of nearness sum to one over the tasks
     for t, classes in enumerate(CLASSES):
         columns = found[:, classes.start : classes.stop]
         assert (columns.argmax(1) == under(method, t, batch)[1][:, : len(classes)].argmax(1)).all()

@@ -1,5 +1,6 @@
-"""BaCE's bank of neighbours' scores (docs/bace.md 9, S10) starts exact, then holds the scores from each sample's last
-turn, and is saved with the run. The neighbour that carries gradient for all equals them on average."""
+"""BaCE's bank of neighbours' scores (docs/bace.md 9, S10) starts exact, then holds the scores of each sample from the
+last step that showed it, and is saved with the run. The gradient through one drawn neighbour equals that through all
+neighbours on average."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ CASES = ("image", "token")
 
 
 def scores_now(method: Any) -> Tensor:  # (task rows, new classes)
-    """What the student would score of every row of the task if it were passed now."""
+    """Return the scores of every row of the task that the student would give now."""
     examples = method.stream[method.now.task].train.sort().values
     logits = method.outputs(examples, view=method.now.view()).logits
     return F.log_softmax(logits, 1)[:, method.now.known :]
@@ -53,7 +54,7 @@ def test_a_step_refreshes_the_rows_of_its_batch_and_no_others(tiny: Any, modalit
     before, expected, batch = method.bank.clone(), scores_now(method), some(method)
     method.loss(batch)
     mine = torch.isin(method.rows, batch.rows)
-    assert (before[mine] - expected[mine]).abs().max() > 1e-3  # the student has moved on
+    assert (before[mine] - expected[mine]).abs().max() > 1e-3  # the student has changed since then
     torch.testing.assert_close(method.bank[mine], expected[mine])
     assert torch.equal(method.bank[~mine], before[~mine])
 

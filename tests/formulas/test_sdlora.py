@@ -23,7 +23,7 @@ PROJECTIONS = {
 
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_earlier_changes_are_normalised_directions_and_the_newest_is_as_it_is(tiny: Any, modality: str) -> None:
-    """dW = a_1 B_1 A_1 / (|B_1| |A_1|) + a_2 B_2 A_2 / (|B_2| |A_2|) + a_3 B_3 A_3, added to the weights."""
+    """dW = a_1 B_1 A_1 / (|B_1| |A_1|) + a_2 B_2 A_2 / (|B_2| |A_2|) + a_3 B_3 A_3 is added to the weights."""
     trainer = learned_before(tiny, modality, SHORT, 3, **{"benchmark.tasks": [2, 1, 2]})
     method, lora = trainer.method, trainer.method.lora
     with torch.no_grad():

@@ -33,7 +33,7 @@ STAR = {"name": "seqstar", "warmup_epochs": 2, "head_epochs": 3, "head_steps": 0
 
 
 def some_task(tiny: Any, modality: str) -> Any:
-    """The second one."""
+    """Return the second task."""
     return make(tiny, modality, STAR)[1][1]
 
 
@@ -89,7 +89,8 @@ def test_scores_of_old_classes_do_not_change_by_a_bit(tiny: Any) -> None:
 def test_rows_are_learned_by_cross_entropy_over_all_classes_on_fixed_clean_features(
     tiny: Any, modality: str
 ) -> None:
-    """Those of earlier tasks, of the task and (three here) of the future. O is class 0, like any other."""
+    """The classes are those of earlier tasks, of the task and (here three) of the future. O is class 0, like any
+    other."""
     method, _, stage = at_stage(tiny, modality, {**STAR, "future": len(some_task(tiny, modality).classes) + 3}, "head")
     ids = method.stream[1].train
     clean = method.stream.batch(ids[:6])
@@ -107,7 +108,8 @@ def test_rows_are_learned_by_cross_entropy_over_all_classes_on_fixed_clean_featu
 
 
 def test_the_steps_are_adamws_on_the_new_rows(tiny: Any) -> None:
-    """All examples in one batch: m, v and the step by hand, with gradient (p - y)^T f of a linear head."""
+    """All examples are in one batch. m, v and the step are computed by hand, with the gradient (p - y)^T f of a linear
+    head."""
     changes = {"train.batch_size": 100, "head.kind": "linear", "train.weight_decay": 0.1}
     method, trainer, stage = at_stage(tiny, "text", {**STAR, "head_lr": 0.02, "future": 0}, "head", **changes)
     ids = method.stream[1].train
@@ -120,7 +122,7 @@ def test_the_steps_are_adamws_on_the_new_rows(tiny: Any) -> None:
         z = f @ np.concatenate([old, rows]).T + np.concatenate([old_b, b])
         error = (softmax(z) - np.eye(z.shape[1])[y])[:, 2:] / len(y)
         gradients: list[Array] = [error.T @ f, error.sum(0)]
-        rows = rows * (1 - 0.02 * 0.1)  # weight decay of weights, not of biases
+        rows = rows * (1 - 0.02 * 0.1)  # weight decay applies to weights, not to biases
         for i, g in enumerate(gradients):
             m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g**2
             change = 0.02 * (m[i] / (1 - 0.9**step)) / (np.sqrt(v[i] / (1 - 0.999**step)) + 1e-8)
@@ -159,7 +161,7 @@ def test_a_task_takes_its_rows_from_those_of_the_future_as_they_were_left(tiny: 
     method, stream = trainer.method, trainer.stream
     parts = ["blocks", "biases"] if kind == "linear" else ["blocks"]
     held = [getattr(method.model.head.future, name)[0].detach().clone() for name in parts]
-    assert [len(rows) for rows in held] == [3] * len(parts)  # those of the second and third task
+    assert [len(rows) for rows in held] == [3] * len(parts)  # the rows of the second and third task
     method.now.begin(stream[1])
     method.now.show_task(stream[1])
     method.grow(stream[1])

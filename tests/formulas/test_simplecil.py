@@ -32,8 +32,9 @@ def test_rows_are_the_mean_clean_features_of_their_classes(tiny: Any, modality: 
 
 
 def test_decisions_are_by_the_cosine(tiny: Any) -> None:
-    """Two classes: the mean of (4, 0) and (0, 2) is (2, 1); that of (0, 5) is (0, 5). (1, 1) has cosines 3 / sqrt 10
-    and 1 / sqrt 2; distances would say the same of (1, 4), which cosines give to the second."""
+    """There are two classes. The mean of (4, 0) and (0, 2) is (2, 1), and that of (0, 5) is (0, 5). (1, 1) has the
+    cosines 3 / sqrt 10 and 1 / sqrt 2. (0.1, 0.4) is nearer to the first mean, but cosines give it to the second
+    class."""
     method, stream, _ = make(tiny, "image", {"name": "simplecil"})
     method.now.show_task(stream[0])
     method.grow(stream[0])

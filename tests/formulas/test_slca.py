@@ -47,12 +47,13 @@ def test_the_encoder_learns_a_hundred_times_more_slowly_and_both_ten_times_at_th
     rates = {p: group["lr"] for group in optimiser.param_groups for p in group["params"]}
     assert {rates[p] for p in method.model.encoder.parameters()} == {1e-4}
     assert {rates[p] for p in method.model.head.parameters()} == {1e-2}
-    assert {group["weight_decay"] for group in optimiser.param_groups} == {0.0, 5e-4}  # norms and biases: 0
+    assert {group["weight_decay"] for group in optimiser.param_groups} == {0.0, 5e-4}  # 0 for norms and biases
     assert [stage.schedule(done) for done in (0, 17.9, 18, 19.9)] == [1, 1, 0.1, 0.1]
 
 
 def test_each_stage_changes_what_it_may(tiny: Any) -> None:
-    """A task trains its own head and the encoder; statistics train nothing; the alignment a copy of the heads only."""
+    """A task trains its own head and the encoder, statistics train nothing, and the alignment trains only a copy of the
+    heads."""
     method, stream, config = make(tiny, "image", {"name": "slca", "align_epochs": 2})
     changed = changed_in_stages(Trainer(method, stream, config))
     assert list(changed) == [(0, "main"), (0, "statistics"), (1, "main"), (1, "statistics"), (1, "align")]
@@ -68,7 +69,7 @@ def test_the_heads_are_aligned_as_a_copy_from_where_the_task_left_them(tiny: Any
     assert_equal_bits(weights(method.aligned), weights(method.model.head))
     before = weights(method.model)
     trainer.train(stage, 3)
-    assert_equal_bits(weights(method.model), before)  # the next task goes on from here
+    assert_equal_bits(weights(method.model), before)  # the next task continues from these weights
     assert all(not torch.equal(p, q) for p, q in zip(method.aligned.blocks, method.model.head.blocks, strict=True))
     test = method.stream[0].test
     with method.stream.licence("a test", test):
@@ -88,7 +89,8 @@ def test_statistics_are_those_of_the_finished_encoder_on_clean_views(tiny: Any) 
 
 
 def test_old_means_are_drawn_nearer_to_zero(tiny: Any) -> None:
-    """In the second of two tasks: 0.9 + 0.1 / 2 for the first one's classes, 1 for its own."""
+    """In the second of two tasks, the factor is 0.9 + 0.1 / 2 for the classes of the first task and 1 for its own
+    classes."""
     method, _, _ = at_stage(tiny, "image", {"name": "slca"}, "align")
     for c, factor in ((0, 0.95), (1, 0.95), (2, 1.0), (3, 1.0)):
         mean, covariance = method.gaussian(c)
@@ -111,12 +113,12 @@ def test_an_epoch_draws_256_features_of_each_class_and_every_epoch_others(tiny: 
     loss = method.align_loss
     stage.loss = lambda batch: batches.append(method.replayed[0][:1]) or loss(batch)
     trainer.train(stage, 3)
-    assert len(batches) == 5 * 4  # as many steps in each epoch as classes
+    assert len(batches) == 5 * 4  # each epoch has as many steps as there are classes
     assert len(torch.cat(batches).unique(dim=0)) == 5
 
 
 def test_the_alignment_loss_is_that_of_numpy(tiny: Any) -> None:
-    """CE(z / (0.1 n)), n the mean over tasks of |z_task|."""
+    """The loss is CE(z / (0.1 n)), where n is the mean over tasks of |z_task|."""
     method, _, _ = at_stage(tiny, "image", {"name": "slca"}, "align", **{"benchmark.tasks": [2, 3]})
     method.now.step = 2
     features, targets = (array(part[512:768]) for part in method.replayed)
@@ -127,7 +129,7 @@ def test_the_alignment_loss_is_that_of_numpy(tiny: Any) -> None:
 
 
 def test_logits_are_divided_by_the_mean_norm_of_the_tasks_by_hand() -> None:
-    """|(3, 4)| = 5 and |(1)| = 1: n = 3. Logits of nothing but zeros stay finite."""
+    """|(3, 4)| = 5 and |(1)| = 1, so n = 3. Logits that are all zero stay finite."""
     logits = torch.tensor([[3.0, 4.0, -1.0], [0.0, 0.0, 0.0]])
     np.testing.assert_allclose(array(normalised(logits, [2, 1])), [[1, 4 / 3, -1 / 3], [0, 0, 0]], rtol=1e-12)
 

@@ -22,7 +22,7 @@ WIDTH, CLASSES = 5, 3
 
 
 def data(per_class: tuple[int, ...] = (12, 7, 16), seed: int = 0) -> tuple[Array, Any]:
-    """Gaussians with one covariance, in random order."""
+    """Return Gaussians with one covariance, in random order."""
     rng = np.random.default_rng(seed)
     y = rng.permutation(np.repeat(np.arange(len(per_class)), per_class))
     centres, mix = rng.normal(size=(len(per_class), WIDTH)) * 1.5, rng.normal(size=(WIDTH, WIDTH))
@@ -30,7 +30,7 @@ def data(per_class: tuple[int, ...] = (12, 7, 16), seed: int = 0) -> tuple[Array
 
 
 def streamed(x: Array, y: Any, batch: int, classes: int = CLASSES, **options: Any) -> SLDA:
-    """SLDA that has seen these features in batches."""
+    """Return an SLDA that has seen these features in batches."""
     method = SLDA(**options)
     method.now = Position(0)
     method.means = torch.zeros(classes, WIDTH, dtype=torch.float64)
@@ -42,7 +42,7 @@ def streamed(x: Array, y: Any, batch: int, classes: int = CLASSES, **options: An
 
 
 def scores(method: SLDA, x: Array) -> Tensor:
-    """`predict`, for features."""
+    """Call `predict` on features."""
     method.infer = lambda batches, model=None: Output(torch.from_numpy(x), torch.zeros(len(x), 0))  # type: ignore[method-assign]
     return method.predict(None)  # type: ignore[arg-type]
 
@@ -52,7 +52,7 @@ def sigma(method: SLDA) -> Array:
 
 
 def one_at_a_time(x: Array, y: Any, exact: bool) -> tuple[Array, Array, Array]:
-    """The published recursion, sample by sample: mean and count of each class, and one covariance."""
+    """Run the published recursion sample by sample: mean and count of each class, and one covariance."""
     mu, c, S = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES), np.zeros((WIDTH, WIDTH))
     for n, (row, k) in enumerate(zip(x, y, strict=True)):
         e = row - mu[k]
@@ -103,7 +103,7 @@ def test_exact_mode_decides_as_batch_lda() -> None:
 
 
 def test_two_classes_are_parted_by_the_closed_form() -> None:
-    """Sigma = diag(2, 1/2, ...), eps = 1/10: Lambda = diag(1/1.9, 1/0.55); w = Lambda (mu_1 - mu_0)."""
+    """Sigma = diag(2, 1/2, ...) and eps = 1/10 give Lambda = diag(1/1.9, 1/0.55), and w = Lambda (mu_1 - mu_0)."""
     method = streamed(*data(), 8, classes=2 + 1, eps=0.1)
     method.counts = torch.tensor([4.0, 4.0, 0.0]).double()
     method.means = torch.zeros(3, WIDTH).double()
@@ -130,7 +130,7 @@ def test_decisions_survive_any_invertible_map_of_the_features() -> None:
 
 def test_a_class_without_examples_is_never_predicted() -> None:
     x, y = data()
-    x = x - 50  # scores of real classes may be far below 0, which is what a mean of zeros would score
+    x = x - 50  # scores of real classes may be far below 0, the score of a mean of zeros
     method = streamed(x, y, 8, classes=CLASSES + 2)
     found = scores(method, -x)
     assert (found[:, :CLASSES].max(1).values < 0).any()
@@ -159,14 +159,15 @@ def test_the_first_covariance_is_oracle_approximating_shrinkage_of_the_first_tas
     method.now.task = 1
     method.after_epoch(None)  # type: ignore[arg-type]
     np.testing.assert_allclose(sigma(method), oracle.covariance_, atol=1e-12)
-    method.observe(torch.from_numpy(x[:1]), torch.from_numpy(y[:1]))  # streams on as published: f = n / (n + 1)
+    method.observe(torch.from_numpy(x[:1]), torch.from_numpy(y[:1]))  # it continues as published: f = n / (n + 1)
     e, n = x[0] - x[y == y[0]].mean(0), len(x)
     moved = (n * oracle.covariance_ + n / (n + 1) * np.outer(e, e)) / (n + 1)
     np.testing.assert_allclose(sigma(method), moved if covariance == "plastic" else oracle.covariance_, atol=1e-12)
 
 
 def as_published(tasks: list[tuple[Array, Any]], covariance: str) -> tuple[Array, Array]:
-    """The authors' procedure, row by row: Sigma starts as a matrix of ones, the first task may be fitted at once."""
+    """Run the authors' procedure row by row. Sigma starts as a matrix of ones, and the first task may be fitted at
+    once."""
     width, classes = tasks[0][0].shape[1], 1 + max(int(y.max()) for _, y in tasks)
     mu, c, S, n = np.zeros((classes, width)), np.zeros(classes), np.ones((width, width)), 0
     if covariance != "streamed":
@@ -185,7 +186,7 @@ def as_published(tasks: list[tuple[Array, Any]], covariance: str) -> tuple[Array
 
 @pytest.mark.parametrize("covariance", ["streamed", "plastic", "fixed"])
 def test_a_run_over_all_tasks_is_the_published_procedure(tiny: Any, covariance: str) -> None:
-    """Their first covariance of ones leaves no trace: n = 0 takes it out with the first row."""
+    """The authors' initial covariance of ones has no effect, because n = 0 removes it with the first row."""
     options = {"name": "slda", "covariance": covariance}
     method, stream, config = make(tiny, "image", options, **{"benchmark.tasks": [2, 1, 2]})
     seen: list[tuple[int, Tensor, Tensor]] = []
@@ -206,14 +207,15 @@ def test_a_run_over_all_tasks_is_the_published_procedure(tiny: Any, covariance: 
 
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_the_cut_into_tasks_does_not_matter(tiny: Any, modality: str) -> None:
-    """Kim et al.'s rows for 10 and 20 tasks differ by 0.02. In exact mode only rounding is left; nothing is trained."""
+    """Kim et al.'s rows for 10 and 20 tasks differ by 0.02. In exact mode, only rounding errors remain. Nothing is
+    trained."""
     found = []
     for tasks in ([2, 1, 2], [5]):
         method, stream, config = make(tiny, modality, {"name": "slda", "exact": True}, **{"benchmark.tasks": tasks})
         before = weights(method.model)
         Trainer(method, stream, config).run()
         assert all(torch.equal(value, before[name]) for name, value in method.model.state_dict().items())
-        assert method.counts.tolist() == [10.0] * 5  # once each, whatever the epochs
+        assert method.counts.tolist() == [10.0] * 5  # once each, for any number of epochs
         found.append(method)
     assert all(method.sigma.dtype == torch.float64 for method in found)
     np.testing.assert_allclose(array(found[0].means), array(found[1].means), atol=1e-6)

@@ -19,7 +19,7 @@ from bace.methods.sparseer import SparseER
 
 
 def steps_of(tiny: Any, every: int, modality: str = "image", **changes: Any) -> tuple[list[tuple[int, Batch]], Any]:
-    """The task and the batch of every optimiser step of a run; and the method."""
+    """Return the task and the batch of every optimiser step of a run, and the method."""
     settings = {"benchmark.tasks": [2, 1, 2], **changes}
     method, stream, config = make(tiny, modality, {"name": "sparse-er", "every": every}, **settings)
     found: list[tuple[int, Batch]] = []
@@ -41,7 +41,7 @@ def steps_of(tiny: Any, every: int, modality: str = "image", **changes: Any) -> 
 def test_one_step_on_memory_follows_every_so_many_steps_counted_through_the_tasks(
     tiny: Any, every: int, replays: int
 ) -> None:
-    # ten examples a class and eight a step, two epochs: 6 steps without a memory, then 4 and 6
+    # ten examples per class, eight per step and two epochs: 6 steps without a memory, then 4 and 6
     steps, method = steps_of(tiny, every)
     new = {int(e): task.index for task in method.stream for e in task.train}
     own = [all(new[e] == task for e in batch.examples.tolist()) for task, batch in steps]
@@ -63,7 +63,7 @@ def test_a_step_on_memory_is_a_whole_batch_of_stored_examples(tiny: Any) -> None
     sizes = [len(batch.examples) for task, batch in steps if task and set(batch.examples.tolist()) <= first]
     assert sizes == [8] * 4
     stored = {e for task, batch in steps if task for e in batch.examples.tolist() if e in first}
-    assert len(stored) <= 10  # the memory's ten, of twenty
+    assert len(stored) <= 10  # the ten of the memory, out of twenty
     assert len(method.memory) <= 10
 
 
@@ -95,7 +95,7 @@ def test_what_is_replayed_is_drawn_uniformly(tiny: Any) -> None:
     expected = 250 * 8 / len(counts)
     statistic = sum((count - expected) ** 2 / expected for count in counts.values())
     assert len(counts) == 10
-    assert statistic < 27.9  # chi-square with 9 degrees of freedom: exceeded once in a thousand times
+    assert statistic < 27.9  # chi-square with 9 degrees of freedom, exceeded once in a thousand times
     assert np.var(list(counts.values())) > 0
 
 
@@ -113,7 +113,7 @@ def test_replay_changes_nothing_before_its_first_step(tiny: Any) -> None:
     assert int(sparse.method.taken) == 10
     assert seq.matrix[:2] == sparse.matrix[:2]
     one, other = weights(seq.method.model), weights(sparse.method.model)
-    assert any(not torch.equal(one[name], other[name]) for name in one)  # but by the very last step
+    assert any(not torch.equal(one[name], other[name]) for name in one)  # only the very last step replays
 
 
 def test_resume_keeps_the_count_of_steps(tiny: Any, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Forward transfer by each method's own rule: the scores of a task that is not yet learned, with rows from its data and
-with random rows, are compared with brute force in numpy in double precision."""
+"""Forward transfer is measured by each method's own rule. The scores of a task that is not yet learned, with rows from
+its data and with random rows, are compared with brute force in numpy in double precision."""
 
 import math
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from bace.core.evaluation import CHANCE_DRAWS, transfer
 from bace.data.batch import Batch
 from bace.randomness import generator
 
-Rule = Callable[[Array, Array], Array]  # unit features (rows, width), the coming classes' rows -> scores
+Rule = Callable[[Array, Array], Array]  # unit features (rows, width), rows of the coming classes -> scores
 
-SIGMA = 10.0  # of the cosine head, as it starts
+SIGMA = 10.0  # initial scale of the cosine head
 
 
 def before_the_third_task(tiny: Any, name: str) -> Any:
-    """A method that has learned two of three tasks; the scale of its head is as it started."""
+    """Return a method that has learned two of three tasks. The scale of its head has its initial value."""
     trainer = learned_before(tiny, "image", {"name": name}, 2, **{"benchmark.tasks": [2, 1, 2]})
     trainer.enter(trainer.stream[2])
     method: Any = trainer.method
@@ -59,14 +59,15 @@ def random_rows(width: int, draw: int) -> Array:
 
 
 def cosines(network: Any) -> Rule:
-    """The plain head's: sigma cos(h, w)."""
+    """Return the rule of the plain head: sigma cos(h, w)."""
     known = array(network.head.weight)
     assert known.shape[0] == 3
     return lambda h, rows: SIGMA * h @ unit(np.concatenate([known, rows])).T
 
 
 def check(method: Any, network: Any, rule: Rule, rows: Array) -> None:
-    """Every score of the third task's test examples, and the three numbers made of them; nothing is fed back."""
+    """Compare every score of the third task's test examples, and the three numbers computed from them. The measurement
+    must not change the method."""
     found: list[Array] = []
     own_rule = method.transfer_scores
 
@@ -133,7 +134,7 @@ def test_icarl_never_predicts_a_known_class_without_exemplars_and_finds_coming_o
 
 def test_cls_er_measures_with_the_stable_network_features_and_head(tiny: Any) -> None:
     method = before_the_third_task(tiny, "cls-er")
-    for seed, network in enumerate((method.model, method.plastic, method.stable)):  # three that differ
+    for seed, network in enumerate((method.model, method.plastic, method.stable)):  # make the three networks differ
         rng = torch.Generator().manual_seed(seed)
         for p in network.parameters():
             p.data += 0.1 * torch.randn(p.shape, generator=rng)
@@ -143,13 +144,13 @@ def test_cls_er_measures_with_the_stable_network_features_and_head(tiny: Any) ->
 
 
 def test_dde_removes_the_momentum_direction_under_the_coming_rows_too(tiny: Any) -> None:
-    """z - a2 ((1 - a1) b' + a1 b) with b_i = cos(h, e_i) sigma <w/|w|, e_i/|e_i|>."""
+    """The scores are z - a2 ((1 - a1) b' + a1 b) with b_i = cos(h, e_i) sigma <w/|w|, e_i/|e_i|>."""
     method = before_the_third_task(tiny, "dde")
     method.removal.a1.data.fill_(0.3)
     method.removal.a2.data.fill_(0.7)
     method.e[0] = torch.randn(method.e.shape[1], generator=generator(3))
     e, plain = unit(array(method.e)), cosines(method.model)
-    assert np.isfinite(e).all()  # the second task has left one
+    assert np.isfinite(e).all()  # the second task has left a momentum feature
 
     def direct_effect(h: Array, rows: Array) -> Array:
         by_feature = [(h @ e[i])[:, None] * plain(e[i : i + 1], rows) for i in (0, 1)]

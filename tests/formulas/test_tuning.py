@@ -1,5 +1,5 @@
-"""The number of steps of published tunings is compared with hand-computed numbers. Tests show why it, and the initial
-values of the head, matter."""
+"""The number of steps of published tunings is compared with hand-computed numbers. Tests show why this number and the
+initial values of the head matter."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ TUNED = ["coda-prompt", "dualprompt", "sd-lora", "o-lora"]
     [
         (5000, 20, 128, (20, 128)),  # CIFAR-100 in ten tasks: 800 steps, as published
         (289, 20, 128, (20, 14)),  # two digits: 20 epochs of 21 steps instead of 3
-        (289, 5, 24, (11, 8)),  # 37 steps an epoch
+        (289, 5, 24, (11, 8)),  # 37 steps per epoch
         (20, 1, 64, (134, 8)),
     ],
 )
@@ -48,7 +48,7 @@ def test_by_default_a_small_task_has_hundreds_of_steps(tiny: Any, method: str) -
 
 @pytest.mark.parametrize("method", TUNED)
 def test_of_two_classes_learned_among_themselves_the_sum_of_rows_stays_zero(tiny: Any, method: str) -> None:
-    """Their gradients are each other's negatives, so a random start would stay in the scores for good."""
+    """Their gradients are opposites, so a random start would stay in the scores for good."""
     options = {"name": method, "tune_epochs": 2, "tune_batch": 6, "tune_steps": 0, "tune_lr": 0.01}
     head = learned_before(tiny, "image", options, 2, **{"benchmark.tasks": [2, 2]}).method.model.head
     for rows in head.blocks:

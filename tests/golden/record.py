@@ -32,21 +32,21 @@ from bace.methods import METHODS, find_method
 FILE = Path(__file__).with_name("digits.json")
 SEEDS = range(5)
 SPREADS = 4.0  # half the width of a band, in standard deviations
-LEAST = 1.5  # and at least this: four of the 240 test digits of tasks 2 to 5
+LEAST = 1.5  # the least half width: four of the 240 test digits of tasks 2 to 5
 MEASURES = ("A_last", "A_avg", "A_new", "FGT")
-# random features, whose number is squared, and steps of small tasks: seconds instead of minutes
+# smaller numbers of random features, which are squared, and of steps for small tasks: seconds instead of minutes
 FEWER: dict[str, dict[str, Any]] = {"RanPAC": {"M": 1000}, "ACIL": {"expansion": 500}, "SEQ*": {"head_steps": 200}}
 FEWER |= {name: {"tune_steps": 100} for name in ("CODA-Prompt", "DualPrompt", "O-LoRA", "SD-LoRA")}
 TITLES = [method.title for method in METHODS if "image" in method.modalities]
 
-# By the name torch gives it: what brings torch's own kernels, MKL and oneDNN down to an instruction set.
+# By torch's names, the variables that restrict torch's own kernels, MKL and oneDNN to an instruction set.
 INSTRUCTION_SETS = {
     "DEFAULT": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
     "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "AVX512": {},
 }
 
-Band = tuple[float, float]  # its middle, and half its width
+Band = tuple[float, float]  # the middle of the band, and half its width
 
 
 def instruction_sets() -> list[str]:
@@ -91,7 +91,7 @@ def run_seed(instructions: str, seed: int, titles: list[str]) -> None:
     for title in titles:
         if (title, instructions, seed) not in finished():
             run = {"method": title, "instructions": instructions, "seed": seed, "measures": measured(title, settings)}
-            with runs_file().open("a") as file:  # a line at a time: several processes write
+            with runs_file().open("a") as file:  # one line at a time, because several processes write
                 file.write(json.dumps(run) + "\n")
             print(*run.values(), flush=True)
 
@@ -124,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", nargs="+", help="or `all`")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time, of one thread each")
-    parser.add_argument("--as", dest="case", nargs=2, help=argparse.SUPPRESS)  # what it calls itself with
+    parser.add_argument("--as", dest="case", nargs=2, help=argparse.SUPPRESS)  # for the calls by the program itself
     given = parser.parse_args()
     titles = TITLES if given.method == ["all"] else [find_method(name).title for name in given.method]
     if given.case:
