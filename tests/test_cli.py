@@ -131,6 +131,13 @@ def test_help_of_an_unknown_command_names_the_commands(capsys: pytest.CaptureFix
     assert "there is no command 'bace compere'. Did you mean 'compare'?" in capsys.readouterr().err
 
 
+def test_a_method_in_the_form_of_a_comparison_is_answered_with_the_form_of_a_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "--method", "BaCE(W0=1, alpha=0)"]) != 0
+    assert "--method BaCE --method.W0 1 --method.alpha 0" in capsys.readouterr().err
+
+
 def test_report_names_the_runs_that_are_not_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done, cut = write_run(tmp_path / "done"), write_run(tmp_path / "cut", seed=1, finished=False)
     told = say(capsys, "report", str(done), str(cut), "--out", str(tmp_path / "page.html"))

@@ -55,6 +55,10 @@ def find_method(name: str) -> type[Method]:
     if name.lower() in installed:
         return _as_method(name, installed[name.lower()].load())
     module, attribute = _place(name)
+    if name.endswith(")"):
+        title, _, changes = name.partition("(")
+        flags = " ".join(f"--method.{change.strip().replace('=', ' ')}" for change in changes[:-1].split(","))
+        raise ConfigError(f"'{name}' is for bace compare. A single run takes --method {title} {flags}")
     if not module:
         titles = [method.title for method in _all()]
         raise ConfigError(f"there is no method '{name}'.{closest_name(name, [*titles, *installed])}")
