@@ -45,11 +45,12 @@ def main() -> int:
         parser.error(f"there is no part '{unknown[0]}'")
     cases = [(instructions, threads) for threads in given.threads for instructions in given.instructions]
     print(f"{'instructions':14}{'threads':9}{'part':13}{'minutes':9}result", flush=True)
+    pytest = [sys.executable, "-m", "pytest", "-q", "-n", str(given.workers), "--dist", "loadgroup"]
     failures = 0
     for instructions, threads in cases:
         changes = environment(instructions, threads)
         for part in given.part or PARTS:
-            command = [sys.executable, "-m", "pytest", "-q", "-n", str(given.workers), "--dist", "loadgroup", *PARTS[part]]
+            command = [*pytest, *map(str, PARTS[part])]
             began = time.monotonic()
             done = subprocess.run(command, env={**os.environ, **changes}, capture_output=True, text=True)
             summary = done.stdout.strip().splitlines()[-1:] or done.stderr.splitlines()[-1:]
