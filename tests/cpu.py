@@ -17,7 +17,7 @@ from pathlib import Path
 from golden.record import INSTRUCTION_SETS, instruction_sets
 
 TESTS = Path(__file__).parent
-PARTS = {
+PARTS: dict[str, list[Path | str]] = {
     "formulas": [TESTS / "formulas"],
     "golden": [TESTS / "test_golden.py"],
     # each method, on one modality, ends in the same bits if it is killed at any kind of resume point
@@ -50,7 +50,7 @@ def main() -> int:
     for instructions, threads in cases:
         changes = environment(instructions, threads)
         for part in given.part or PARTS:
-            command = [*pytest, *map(str, PARTS[part])]
+            command = [*pytest, *PARTS[part]]
             began = time.monotonic()
             done = subprocess.run(command, env={**os.environ, **changes}, capture_output=True, text=True)
             summary = done.stdout.strip().splitlines()[-1:] or done.stderr.splitlines()[-1:]
