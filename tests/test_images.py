@@ -149,7 +149,6 @@ def test_resizing_never_leaves_the_range_of_pixels():
     images = Images(checker.to(torch.uint8).view(1, 1, 8, 8), size=27, mean=(0, 0, 0), std=(1, 1, 1))
     got = view(images, [0], None)
     assert got.min() >= 0
-    assert got.max() <= 1
     assert got.max() == 1  # without clipping it would overshoot
 
 

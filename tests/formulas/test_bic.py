@@ -335,7 +335,6 @@ def test_with_one_slot_a_class_the_memory_and_herded_new_examples_are_the_balanc
     assert not set(run.balanced[1]) & run.trained[0]  # examples that were held out while it was possible
     for task in (second, third):
         assert set(task.train.tolist()) <= run.trained[task.index]
-        # the memory later keeps the herded examples
         new = set(run.balanced[task.index]) & set(task.train.tolist())
         assert len(new) == len(task.classes)
     assert set(run.balanced[2]) & set(third.train.tolist()) <= set(run.method.memory.examples.tolist())

@@ -67,7 +67,7 @@ def test_scores_are_those_of_numpy(a1: float, a2: float, common: bool) -> None:
     np.testing.assert_allclose(array(found), by_numpy(x, y, asked, a1, a2, common), rtol=1e-8, atol=1e-10)
 
 
-def test_with_the_identity_for_covariance_it_is_nearest_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_identity_for_covariance_it_is_nearest_mean() -> None:
     x, y = data()
     asked = np.random.default_rng(1).normal(size=(200, WIDTH))
     own = scores(observed(x, y), asked).argmax(1).numpy()

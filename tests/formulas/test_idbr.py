@@ -313,7 +313,7 @@ def test_a_weight_of_zero_leaves_its_term_out_and_what_only_it_needs(
 # -- rounds of replay
 
 
-def test_a_round_has_a_batch_of_each_task_shuffled_together_and_takes_the_place_of_every_tenth_step(tiny: Any) -> None:
+def test_a_round_has_a_batch_of_each_task_shuffled_together_and_takes_the_place_of_every_nth_step(tiny: Any) -> None:
     settings = {"benchmark.tasks": [2, 1, 2], "train.epochs": 3, "train.batch_size": 3, "memory.size": 12}
     method, stream, config = make(tiny, "text", idbr(every=4), **settings)
     steps: list[tuple[int, int, list[int]]] = []  # task, step of the task, classes

@@ -430,7 +430,7 @@ def test_nme_is_the_nearest_mean_of_exemplars(tiny: Any) -> None:
 # -- one loop, and refusals
 
 
-def test_without_distillation_margin_and_second_stage_the_first_task_is_the_same(tiny: Any) -> None:
+def test_distillation_and_second_stage_do_not_touch_the_first_task(tiny: Any) -> None:
     """The first task has neither teacher nor memory."""
     off = {"name": "podnet", "lambda_flat": 0.0, "lambda_spatial": 0.0, "tune_epochs": 0}
     one, other = (bace.run(tiny.settings("text", method=m, **{"benchmark.tasks": [3]})) for m in ("podnet", off))

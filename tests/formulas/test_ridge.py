@@ -67,13 +67,10 @@ def chosen_by_numpy(expand: Callable[[Array], Array], x: Array, Y: Array) -> flo
 
 @pytest.mark.parametrize(("rows", "width", "noise"), [(30, 10, 0.0), (30, 10, 5.0), (30, 60, 0.5), (400, 8, 0.5)])
 def test_the_strength_has_the_lowest_error_on_the_last_fifth(rows: int, width: int, noise: float) -> None:
-    found = set()
     for seed in range(4):
         x, Y = problem(rows, width, noise, seed)
         lam = choose_lambda(torch.relu, x, Y)
         assert lam == chosen_by_numpy(lambda x: np.maximum(x, 0), array(x), array(Y))
-        found.add(lam)
-    assert found <= set(LAMBDAS)
 
 
 def test_the_held_out_fifth_decides_and_is_not_solved_on() -> None:
