@@ -45,7 +45,7 @@ def main() -> int:
         parser.error(f"there is no part '{unknown[0]}'")
     cases = [(instructions, threads) for threads in given.threads for instructions in given.instructions]
     print(f"{'instructions':14}{'threads':9}{'part':13}{'minutes':9}result", flush=True)
-    pytest = [sys.executable, "-m", "pytest", "-q", "-n", str(given.workers), "--dist", "loadgroup"]
+    pytest = [sys.executable, "-m", "pytest", "-n", str(given.workers), "--dist", "loadgroup"]
     failures = 0
     for instructions, threads in cases:
         changes = environment(instructions, threads)
