@@ -68,12 +68,12 @@ class Set:
 VIT = {"backbone": "vit-tiny", "backbone.image_size": 96}
 MINILM = {"backbone": "minilm"}
 SETS = (
-    Set("digits", "image", {"backbone": "digits-vit"}, 5, 2, ((30, "ER"), (30, "LUCIR"), (30, "BaCE"))),
+    Set("digits", "image", {"backbone": "digits-vit"}, 5, 2, tuple((n, m) for n in (30, 100) for m in TRAINED)),
     Set("cifar10", "image", VIT, 5, 2),
     Set("fashion_mnist", "image", VIT, 5, 2),
-    Set("ag_news", "text", MINILM, 2, 2),
-    Set("stackoverflow_titles", "text", MINILM, 5, 4),
-    Set("mit_restaurant", "token", MINILM, 4, 2),
+    Set("ag_news", "text", MINILM, 2, 2, ((100, "ER"),)),
+    Set("stackoverflow_titles", "text", MINILM, 5, 4, ((100, "ER"),)),
+    Set("mit_restaurant", "token", MINILM, 4, 2, ((100, "ER"),)),
     Set("wnut2017", "token", MINILM, 3, 2),
 )
 

@@ -24,6 +24,7 @@ import bace
 from bace.config.parse import config_from
 from bace.core.calibration import calibration_error, finite
 from bace.data.benchmarks import find_benchmark
+from bace.data.decode import Pictures, decode_pictures
 from bace.data.modality import Table
 from bace.data.settings import data_settings
 from bace.models.encoder import Encoder
@@ -44,6 +45,11 @@ def first(table: Table, count: int) -> Table:
     return table.take([i for name in table.names for i in [i for i, own in enumerate(shown) if name in own][:count]])
 
 
+def inputs(table: Table) -> Any:
+    """A Learner takes decoded pictures."""
+    return decode_pictures([table.inputs], None) if isinstance(table.inputs, Pictures) else table.inputs
+
+
 def measure(benchmark: str, method: str, train: int, test: int) -> dict[str, float]:
     config = config_from({"benchmark.name": benchmark, "method.name": METHODS[method]["name"]})
     tasks = find_benchmark(benchmark).parts(data_settings(config))
@@ -53,8 +59,8 @@ def measure(benchmark: str, method: str, train: int, test: int) -> dict[str, flo
     tests = [first(task.test, test) for task in tasks]
     for t, task in enumerate(tasks[:-1]):
         shown = first(task.train, train)
-        learner.partial_fit(shown.inputs, list(shown.labels))
-        scores = [learner.scores(table.inputs) for table in tests]
+        learner.partial_fit(inputs(shown), list(shown.labels))
+        scores = [learner.scores(inputs(table)) for table in tests]
         known, unknown = torch.cat(scores[: t + 1]), torch.cat(scores[t + 1 :])
         names = [str(name) for name in learner.classes_]
         targets = torch.tensor([names.index(str(label)) for table in tests[: t + 1] for label in table.labels])
