@@ -5,7 +5,7 @@ so far are known, and those of later tasks are unknown. AUROC measures how well 
 chance); `reject=` uses the highest probability. ECE is the expected calibration error on the known test examples and
 NLL their mean negative log-likelihood, with temperature 1 and with the fitted one. Numbers are means over the calls.
 
-    python benchmarks/reject.py [--benchmarks NAME ...] [--methods NAME ...] [--train N] [--test N]
+    python benchmarks/reject.py [--benchmarks NAME ...] [--methods NAME ...] [--train N] [--test N] [SETTING=VALUE ...]
 """
 
 import argparse
@@ -50,8 +50,8 @@ def inputs(table: Table) -> Any:
     return decode_pictures([table.inputs], None) if isinstance(table.inputs, Pictures) else table.inputs
 
 
-def measure(benchmark: str, method: str, train: int, test: int) -> dict[str, float]:
-    config = config_from({"benchmark.name": benchmark, "method.name": METHODS[method]["name"]})
+def measure(benchmark: str, method: str, train: int, test: int, settings: dict[str, Any]) -> dict[str, float]:
+    config = config_from({"benchmark.name": benchmark, "method.name": METHODS[method]["name"], **settings})
     tasks = find_benchmark(benchmark).parts(data_settings(config))
     backbone = {"backbone.name": config.backbone.name, "backbone.image_size": config.backbone.image_size}
     views = {"benchmark.augment": False, "benchmark.flip": False} if benchmark != "topics-desk" else {}
@@ -94,7 +94,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=("SimpleCIL", "FeCAM", "SLDA"))
     parser.add_argument("--train", type=int, default=20, help="examples of each class")
     parser.add_argument("--test", type=int, default=10)
+    parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="as for bace run")
     asked = parser.parse_args()
+    settings = dict(word.split("=", 1) for word in asked.settings)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -103,7 +105,7 @@ def main() -> None:
     print(f"| benchmark | method | {' | '.join(COLUMNS)} |\n|{' --- |' * (len(COLUMNS) + 2)}")
     for benchmark in asked.benchmarks:
         for method in asked.methods:
-            found = measure(benchmark, method, asked.train, asked.test)
+            found = measure(benchmark, method, asked.train, asked.test, settings)
             print(f"| {benchmark} | {method} | {' | '.join(f'{found[name]:.3f}' for name in COLUMNS)} |", flush=True)
 
 
