@@ -561,6 +561,17 @@ def test_empty_texts_are_left_out_with_a_warning_that_says_where_they_are(tmp_pa
     assert [text for _, text in predicted] == ["a", "", "b", " \t"]  # every row
 
 
+def test_a_limit_counts_only_examples_with_words(tmp_path):
+    path = write(tmp_path / "t.csv", "text,label\n,x\na,x\nb,y\n ,x\nc,y\nd,x\ne,x\nf,y\n")
+    with pytest.warns(UserWarning, match=r"t\.csv: 2 of 8 texts are empty and left out: line 2, line 5$"):
+        table = read(path, limit_per_class=2)
+    assert (table.inputs, table.labels) == (["a", "b", "c", "d"], ["x", "y", "y", "x"])
+    sentences = [{"tokens": words, "tags": ["O"] * len(words)} for words in ([], ["a"], ["b"])]
+    path = write(tmp_path / "t.jsonl", "\n".join(map(json.dumps, sentences)))
+    with pytest.warns(UserWarning, match="1 of 3 sentences are empty"):
+        assert read(path, limit_per_class=1).inputs == [["a"]]
+
+
 def test_a_class_of_empty_texts_alone_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"t\.csv: class 'y' has only empty texts \(line 3\)\. Fill them in or remove"):
         read(write(tmp_path / "t.csv", "text,label\na,x\n,y\n"))

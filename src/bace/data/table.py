@@ -48,7 +48,7 @@ def read(
     subset: the configuration of a hub set that has several.
     limit_per_class: the first n examples of each class in file order; the others are never decoded. A sentence is
         taken while one of its entity types has fewer than n sentences; sentences without entities count as a type.
-        Texts and sentences without words are left out, with a warning.
+        Texts and sentences without words are left out first, with a warning.
     pictures: image_size, channels, memory_limit and decode, which PictureOptions explains.
     """
     check_options(pictures)
@@ -100,20 +100,28 @@ def _table_of(
     values = [value for (value,) in raw.values([label_column], range(raw.count))]
     names = list(label_names) if label_names is not None else raw.class_names.get(label_column)
     labels, names = found.labels(values, names, raw.where)
+
+    def table_of(rows: Sequence[int]) -> Table:
+        own = cast(Labels, [labels[i] for i in rows])
+        inputs = found.read(raw, columns, rows, pictures)
+        found.check_labels(inputs, own, lambda i: raw.where(rows[i]))
+        return Table(found, inputs, own, names)
+
     rows = first_of_each([found.shows(label) for label in labels], limit_per_class)
     if not rows:
         raise DataError(f"{raw.source}: there are no examples.")
-    labels = cast(Labels, [labels[i] for i in rows])
-    inputs = found.read(raw, columns, rows, pictures)
-    found.check_labels(inputs, labels, lambda i: raw.where(rows[i]))
-    return _without_empty(Table(found, inputs, labels, names), lambda i: raw.where(rows[i]), raw.source)
+    table = table_of(rows)
+    if not found.empty(table.inputs):
+        return table
+    # later examples take the places of empty ones, so all are read; as this is rare, large files are seldom read whole
+    whole = table if len(table) == raw.count else table_of(range(raw.count))
+    full = _without_empty(whole, raw.where, raw.source)
+    return full if limit_per_class is None else full.take(first_of_each(full.shown(), limit_per_class))
 
 
 def _without_empty(table: Table, where: Callable[[int], str], source: str) -> Table:
-    """The examples that contain something to learn from. A warning names the others."""
+    """The examples that contain something to learn from. A warning names the others, at least one."""
     empty, plural = table.modality.empty(table.inputs), table.modality.plural
-    if not empty:
-        return table
     left = table.take(sorted(set(range(len(table))) - set(empty)))
     places = some(where(i).removeprefix(f"{source}, ") for i in empty)
     if not len(left):
