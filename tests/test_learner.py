@@ -19,6 +19,8 @@ from PIL import Image
 import bace
 from bace.errors import ConfigError, DataError
 from bace.methods import METHODS
+from bace.models.backbones import OWN
+from bace.models.loading import load_encoder
 
 MODALITIES = ("image", "text", "token")
 
@@ -98,6 +100,40 @@ def test_scores_are_in_the_order_of_the_classes(tiny: Any, taught: dict[str, bac
     scores = own.scores(x)
     assert scores.shape == (len(x), 4)
     assert own.predict(x) == [own.classes_[row.index(max(row))] for row in scores.tolist()]
+
+
+@pytest.mark.parametrize("made", ["folder", "sentence-transformers", "own"])
+def test_strings_are_texts_for_an_encoder_of_texts_and_paths_for_one_of_pictures(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    def mine() -> Any:
+        encoder = load_encoder(tiny.bert)
+        encoder.__class__ = type("Mine", (type(encoder),), {})  # of none of the families that a learner can pack
+        return encoder
+
+    backbone = tiny.bert
+    if made == "own":
+        backbone = "mine"
+        monkeypatch.setitem(OWN, backbone, mine)
+    elif made == "sentence-transformers":
+        backbone = str(tmp_path / "sentences")
+        shutil.copytree(tiny.bert, backbone)
+        kinds = ({"type": "st.Transformer", "path": ""}, {"type": "st.Pooling", "path": "pooling"})
+        (tmp_path / "sentences" / "modules.json").write_text(json.dumps(kinds))
+        (tmp_path / "sentences" / "pooling").mkdir()
+        (tmp_path / "sentences" / "pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    picture = Image.fromarray(training_examples(tiny, "image", (0,))[0][0])
+    files = [str(tmp_path / f"{name}.png") for name in ("w1", "w2")]
+    for file in files:
+        picture.save(file)
+    text = learner(tiny, "text", "simplecil", backbone=backbone)
+    text.partial_fit(files, ["one", "two"]).partial_fit(["w3.png", "w4.jpg"], ["three", "four"])
+    assert text.modality == "text"
+    assert len(text.predict(["w1.png"])) == 1
+    if made == "folder":
+        image = learner(tiny, "image", "simplecil")
+        image.partial_fit(files, ["one", "two"]).partial_fit(files, ["three", "four"])
+        assert (image.modality, len(image.predict(files))) == ("image", 2)
 
 
 # -- the old data are gone

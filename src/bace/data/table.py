@@ -157,6 +157,7 @@ def from_arrays(
     labels: Any,
     *,
     modality: str | None = None,
+    encoder: Callable[[], str | None] = lambda: None,
     label_names: Sequence[str] | None = None,
     **pictures: Unpack[PictureOptions],
 ) -> Table:
@@ -165,7 +166,7 @@ def from_arrays(
     For tokens `labels` holds the IOB tags of each sentence. Integer labels become their decimal strings, or the
     entries of `label_names`. The inputs are copied, so the caller may change them later.
     """
-    found, values = as_inputs(inputs, modality=modality, **pictures)
+    found, values = as_inputs(inputs, modality=modality, encoder=encoder, **pictures)
     if not isinstance(labels, Iterable) or isinstance(labels, str | bytes):
         raise DataError(f"labels are {labels!r:.80}: give a list with one label per example.")
     raw = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
@@ -182,15 +183,20 @@ def from_arrays(
 
 
 def as_inputs(
-    inputs: Any, *, modality: str | None = None, **pictures: Unpack[PictureOptions]
+    inputs: Any,
+    *,
+    modality: str | None = None,
+    encoder: Callable[[], str | None] = lambda: None,
+    **pictures: Unpack[PictureOptions],
 ) -> tuple[Modality, InMemory]:
     """Unlabelled examples in memory, as the `modality` and `inputs` of a table.
 
     Pictures are an array or tensor (examples, height, width), with channels last or second, of integers in 0..255 or
     floats in 0..1; or a list of PIL pictures, of arrays, or of paths. If both layouts fit (three channels and three
     columns), NumPy arrays are read as channels-last and tensors as channels-second. A list of strings is a list of
-    texts, unless all of them end like a picture's file name or `modality` is "image". With `modality` "text" they are
-    always texts, and no file of that name is opened. Lists of words are sentences.
+    texts, unless all of them end like a picture's file name or `modality` is "image". With `modality` "text", or if
+    `encoder`, which returns what the encoder reads, says so, they are always texts, and no file of that name is opened.
+    Lists of words are sentences.
     """
     check_options(pictures)
     asked = None if modality is None else find_modality(modality)
@@ -204,12 +210,20 @@ def as_inputs(
     items = list(inputs) if array is None else []
     if array.shape[:1] == (0,) if array is not None else not items:
         raise DataError(f"there are no examples: the {'list' if array is None else 'array'} is empty.")
-    recognised = (known for known in MODALITIES.values() if known.recognises(items if array is None else array))
-    found = asked or next(recognised, MODALITIES["image"])  # its errors explain best what is wrong with other inputs
+    found = asked or _recognised(items if array is None else array, encoder)
     if array is not None:
         return found, found.from_array(array, pictures)
     column = found.input_names[0]
     return found, cast(InMemory, found.read(in_memory(items, column), [column], range(len(items)), pictures))
+
+
+def _recognised(examples: Any, encoder: Callable[[], str | None]) -> Modality:
+    """The modality of these examples; for strings that may be paths or texts, the encoder decides, if it is known."""
+    found = [known for known in MODALITIES.values() if known.recognises(examples)]
+    if len(found) < 2:
+        return found[0] if found else MODALITIES["image"]  # its errors explain best what is wrong with other inputs
+    reads = encoder()
+    return next((known for known in found if known.encoder == reads), found[0])
 
 
 def unlabelled(

@@ -44,7 +44,9 @@ from bace.learner.auto import AUTO, CANDIDATES, choose_method, settled
 from bace.learner.card import write_cards
 from bace.learner.history import as_table, take_stock, tell, without_class
 from bace.learner.saved import CHOSEN, FORMAT, VIEWS, Saved
+from bace.models.backbones import OWN
 from bace.models.encoder import Encoder
+from bace.models.loading import encoder_modality
 from bace.models.packing import Packed, pack, unpack
 
 if TYPE_CHECKING:
@@ -529,12 +531,21 @@ class Learner(ModelHubMixin):
     def _table(self, x: Any, y: Sequence[Any] | None) -> Table:
         options: PictureOptions = {"image_size": None if isinstance(x, Tensor | np.ndarray) else self.picture}
         if y is not None:
-            return from_arrays(x, y, **options)
+            return from_arrays(x, y, encoder=self._reads, **options)
         given = flatten(self._given)
         inputs, label = given.get("benchmark.input_column"), given.get("benchmark.label_column")
         if isinstance(x, str | Path):
             return read(x, input_column=inputs, label_column=label, **options)
         return from_records(x, input_column=inputs, label_column=label, **options)
+
+    def _reads(self) -> str | None:
+        """What the encoder reads: "image", "text", or None if it is the default for the first call's data."""
+        name = self._settings().get("backbone.name")
+        if self.method is not None:
+            return self.method.model.encoder.modality
+        if name in OWN:
+            return str(OWN[name]().modality)
+        return None if name is None else encoder_modality(name)
 
     def _check_new(self, table: Table) -> list[str]:
         """The known classes of a call, if the learner can learn more examples of them."""
