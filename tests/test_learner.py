@@ -102,6 +102,21 @@ def test_scores_are_in_the_order_of_the_classes(tiny: Any, taught: dict[str, bac
     assert own.predict(x) == [own.classes_[row.index(max(row))] for row in scores.tolist()]
 
 
+def test_only_classes_with_examples_are_learned_from_a_part_of_a_set_that_names_all(tiny: Any, tmp_path: Path) -> None:
+    """A `datasets.Dataset` keeps the names of all classes when it is filtered, and so does its Parquet file."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["x", "y", "z"])}
+    )
+    rows = {"text": ["w1 w2", "w3", "w4", "w5", "w6"], "label": [2, 1, 0, 2, 1]}
+    whole = datasets.Dataset.from_dict(rows, features=features)
+    first, second = (whole.select([i for i, c in enumerate(rows["label"]) if c in own]) for own in ((0, 2), (1,)))
+    second.to_parquet(tmp_path / "second.parquet")
+    own = learner(tiny, "text", "podnet").partial_fit(first)  # PODNet cannot learn more of known classes
+    assert own.classes_ == ["x", "z"]
+    assert own.partial_fit(tmp_path / "second.parquet").classes_ == ["x", "z", "y"]
+
+
 @pytest.mark.parametrize("made", ["folder", "sentence-transformers", "own"])
 def test_strings_are_texts_for_an_encoder_of_texts_and_paths_for_one_of_pictures(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str

@@ -74,6 +74,10 @@ class Table:
         found = Counter(name for shown in self.shown() for name in shown)
         return {name: found[name] for name in self.names}
 
+    def present(self) -> "Table":
+        """The same table without the names of classes that have no example in it."""
+        return replace(self, names=[name for name, count in self.counts().items() if count])
+
 
 class Examples(Protocol):
     """Raw examples of one modality, turned into batched tensors."""

@@ -535,8 +535,10 @@ class Learner(ModelHubMixin):
         given = flatten(self._given)
         inputs, label = given.get("benchmark.input_column"), given.get("benchmark.label_column")
         if isinstance(x, str | Path):
-            return read(x, input_column=inputs, label_column=label, **options)
-        return from_records(x, input_column=inputs, label_column=label, **options)
+            table = read(x, input_column=inputs, label_column=label, **options)
+        else:
+            table = from_records(x, input_column=inputs, label_column=label, **options)
+        return table.present()  # a part of a set may name all classes of the set, which later calls bring
 
     def _reads(self) -> str | None:
         """What the encoder reads: "image", "text", or None if it is the default for the first call's data."""
