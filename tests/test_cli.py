@@ -805,6 +805,17 @@ def test_learn_begins_a_model_and_teaches_it_further_classes(
     assert "add --new" in capsys.readouterr().err
 
 
+def test_learn_reads_texts_that_end_like_names_of_pictures_as_texts(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --backbone, too, where the data decide which encoder it is."""
+    shutil.copytree(tiny.bert, tmp_path / "bert-base-cased")
+    monkeypatch.setenv("BACE_MODELS", str(tmp_path))
+    (tmp_path / "files.csv").write_text("text,label\nw1.png,one\nw2.png,two\n")
+    say(capsys, "learn", str(tmp_path / "model"), str(tmp_path / "files.csv"), "--new", "--method", "simplecil")
+    assert bace.Learner.load(tmp_path / "model").modality == "text"
+
+
 def test_a_model_whose_lesson_is_killed_is_as_it_was(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,9 +60,9 @@ def command(
         input_column=column,
         label_column=label_column,
         image_size=learner.picture,
-    )
+    ).present()
     tell(f"learning {len(table)} {table.modality.plural} of {', '.join(table.names)}")
-    learner.partial_fit(table.inputs, table.labels)
+    learner.partial_fit(table)
     if new and method is None:
         tell(f"the method is {learner.history_[0]['method']}")
     learner.save(model)

@@ -530,6 +530,8 @@ class Learner(ModelHubMixin):
 
     def _table(self, x: Any, y: Sequence[Any] | None) -> Table:
         options: PictureOptions = {"image_size": None if isinstance(x, Tensor | np.ndarray) else self.picture}
+        if isinstance(x, Table):  # of `bace learn`
+            return x.present()
         if y is not None:
             return from_arrays(x, y, encoder=self._reads, **options)
         given = flatten(self._given)
