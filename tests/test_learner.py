@@ -370,6 +370,54 @@ def test_entities_are_asked_of_a_learner_of_tags_and_of_a_list(taught: dict[str,
         bace.Learner("er").entities(["w1"])
 
 
+@pytest.mark.parametrize("modality", MODALITIES)
+def test_what_is_not_a_list_of_examples_is_refused_and_not_taken_apart(
+    tiny: Any, taught: dict[str, bace.Learner], modality: str
+) -> None:
+    """The list() of a table would be the names of its columns, and that of a string its letters."""
+    pandas = pytest.importorskip("pandas")
+    own, (x, y) = taught[modality], training_examples(tiny, modality, (4,))
+    table = pandas.DataFrame({"image": ["1.png"], "text": ["w1 w2"]})
+    for ask in (own.predict, own.describe, own.scores, lambda x: own.score(x, y), lambda x: own.partial_fit(x, y)):
+        for given_examples, message in (
+            (None, "the examples are None: give a list"),
+            (3, "the examples are 3: give a list"),
+            (table, r"a DataFrame is a table, not a list of examples: give one of its columns, such as table\["),
+            ("w1 w2", "one str is not a list of examples: put it in a list"),
+            ({"text": ["w1"]}, "one dict is not a list of examples"),
+        ):
+            with pytest.raises(DataError, match=message):
+                ask(given_examples)
+    for labels in (None, 3, np.array(3), "ab"):
+        with pytest.raises(DataError, match=r"labels are .*: give a list with one label per example"):
+            own.score(x, labels)  # type: ignore[arg-type]
+    for no_labels in (3, np.array(3), "ab"):
+        with pytest.raises(DataError, match=r"labels are .*: give a list with one label per example"):
+            own.partial_fit(x, no_labels)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="the data are None: give examples and labels"):
+        own.partial_fit(None)
+    for empty in ([], table[:0]):
+        with pytest.raises(DataError, match=r"there are no examples: the (list|DataFrame) is empty"):
+            own.partial_fit(empty)
+
+
+def test_sentences_as_strings_and_what_is_no_sentence_are_refused_by_name(taught: dict[str, bace.Learner]) -> None:
+    with pytest.raises(DataError, match="give them as lists of words, not as strings"):
+        taught["token"].score(["w1 w2"], [["O", "O"]])
+    with pytest.raises(DataError, match="example 1: expected a list of words, got 'None'"):
+        taught["token"].describe(["w1", None])
+    assert [row["words"] for row in taught["token"].describe([["w1", "w2"], "w3."])] == [["w1", "w2"], ["w3", "."]]
+
+
+def test_one_picture_is_not_taken_for_many_narrow_grey_ones(tiny: Any, taught: dict[str, bace.Learner]) -> None:
+    x, _ = training_examples(tiny, "image", (4,))
+    with pytest.raises(DataError, match=r"shape \(8, 8, 3\) is one picture in colour: put it in a list"):
+        taught["image"].predict(x[0])
+    assert len(taught["image"].predict([x[0]])) == 1
+    with pytest.raises(DataError, match=r"example 0: this is not a picture: \"\{'label': 3"):
+        taught["image"].predict([{"label": 3}])  # a row of a table
+
+
 def test_sentences_may_come_one_by_one(tagger: bace.Learner) -> None:
     assert tagger.predict(iter([["w1", "w5s"]])) == [["B-person", "I-person"]]
     assert tagger.predict(iter(["w1 w5s"])) == [[(0, 6, "person", "w1 w5s")]]

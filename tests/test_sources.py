@@ -199,7 +199,7 @@ def test_parquet_cells_with_a_path_only_are_read_beside_the_file(tmp_path):
         return read(parquet(tmp_path / "train.parquet", {"image": cells, "label": ["a", "b"]}))
 
     assert torch.equal(second("pictures/one.png").inputs[1], as_tensor(picture(1)))
-    with pytest.raises(DataError, match="row 1: this is not a picture: 'None'"):
+    with pytest.raises(DataError, match=r"row 1: this is not a picture: \"\{'bytes': None, 'path': None\}\""):
         second(None)
     with pytest.raises(DataError, match=r"row 1: there is no picture .*two\.png"):
         second("pictures/two.png")

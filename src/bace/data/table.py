@@ -19,7 +19,7 @@ from torch import Tensor
 from bace.data.decode import IMAGE_SUFFIXES, PictureOptions, check_options
 from bace.data.files import TABLE_SUFFIXES, Raw, files_in, in_memory, in_records, open_source, open_table, some
 from bace.data.modalities import MODALITIES, find_modality
-from bace.data.modality import InMemory, Labels, Modality, Table
+from bace.data.modality import InMemory, Labels, Modality, Table, listed
 from bace.errors import ConfigError, DataError
 
 
@@ -68,8 +68,12 @@ def from_records(
 ) -> Table:
     """A table from rows and columns in memory: a `datasets.Dataset`, a pandas DataFrame, or a list of dicts."""
     check_options(pictures)
+    if not isinstance(rows, Iterable):
+        raise DataError(f"the data are {rows!r:.80}: give examples and labels, or a folder, file or table with both.")
     records = rows.to_dict("records") if hasattr(rows, "to_dict") and hasattr(rows, "iloc") else list(rows)
-    if not records or not all(isinstance(record, dict) for record in records):
+    if not records:
+        raise DataError(f"there are no examples: the {type(rows).__name__} is empty.")
+    if not all(isinstance(record, dict) for record in records):
         raise DataError(f"a {type(rows).__name__} has no columns with labels: give the labels as the second argument.")
     raw = _with_names(in_records(records), rows)
     return _table_of(raw, None, input_column, label_column, None, None, pictures)
@@ -167,10 +171,7 @@ def from_arrays(
     entries of `label_names`. The inputs are copied, so the caller may change them later.
     """
     found, values = as_inputs(inputs, modality=modality, encoder=encoder, **pictures)
-    if not isinstance(labels, Iterable) or isinstance(labels, str | bytes):
-        raise DataError(f"labels are {labels!r:.80}: give a list with one label per example.")
-    raw = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
-    raw = [label.item() if isinstance(label, Tensor) and label.ndim == 0 else label for label in raw]
+    raw = as_labels(labels)
     if len(raw) != len(values):
         raise DataError(f"{len(values)} examples but {len(raw)} labels: give one label per example.")
     where = in_memory(raw, "label").where
@@ -180,6 +181,15 @@ def from_arrays(
         count = f"{len(empty)} of {len(values)} {found.plural} are empty"
         raise DataError(f"{where(empty[0])}: there are no words in it. {count}: remove them.")
     return Table(found, values, made, names)
+
+
+def as_labels(labels: Any) -> list[Any]:
+    """Labels as Python values."""
+    if not isinstance(labels, Iterable) or isinstance(labels, str | bytes) or getattr(labels, "ndim", 1) == 0:
+        raise DataError(f"labels are {labels!r:.80}: give a list with one label per example.")
+    values = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
+    single = (np.generic, Tensor)
+    return [value.item() if isinstance(value, single) and value.ndim == 0 else value for value in values]
 
 
 def as_inputs(
@@ -202,12 +212,8 @@ def as_inputs(
     asked = None if modality is None else find_modality(modality)
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "OU":
         inputs = inputs.tolist()
-    if isinstance(inputs, str | bytes | Path | dict | Image.Image):
-        raise DataError(
-            f"one {type(inputs).__name__} is not a list of examples: put it in a list. `bace predict` reads files"
-        )
     array = inputs if isinstance(inputs, np.ndarray | Tensor) else None
-    items = list(inputs) if array is None else []
+    items = listed(inputs) if array is None else []
     if array.shape[:1] == (0,) if array is not None else not items:
         raise DataError(f"there are no examples: the {'list' if array is None else 'array'} is empty.")
     found = asked or _recognised(items if array is None else array, encoder)

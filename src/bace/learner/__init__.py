@@ -32,9 +32,9 @@ from bace.data.decode import PictureOptions
 from bace.data.files import some
 from bace.data.modalities import MODALITIES
 from bace.data.modalities.token import Span, Token
-from bace.data.modality import Modality, Table
+from bace.data.modality import Modality, Table, listed
 from bace.data.settings import data_settings
-from bace.data.table import as_inputs, from_arrays, from_records, read
+from bace.data.table import as_inputs, as_labels, from_arrays, from_records, read
 from bace.errors import CheckpointError, ConfigError, DataError, closest_name
 from bace.experiments import choose
 from bace.experiments.assemble import check_memory, load_backbone, method_on
@@ -247,8 +247,12 @@ class Learner(ModelHubMixin):
 
     def score(self, x: Any, y: Sequence[Any]) -> float:
         """The share of examples (for sentences, of words) whose class is predicted correctly."""
-        predicted, wanted = self.predict(x), _labels(y)
-        if not self._taught().one_label:
+        tagged = not self._taught().one_label
+        x = listed(x) if tagged else x
+        if tagged and any(isinstance(sentence, str) for sentence in x):
+            raise DataError("each word has a tag: to score sentences, give them as lists of words, not as strings")
+        predicted, wanted = self.predict(x), as_labels(y)
+        if tagged:
             predicted, wanted = ([tag for tags in all_tags for tag in tags] for all_tags in (predicted, wanted))
         if len(predicted) != len(wanted):
             raise DataError(f"there are {len(predicted)} examples (for sentences, words), but {len(wanted)} labels")
@@ -573,7 +577,7 @@ class Learner(ModelHubMixin):
         """The names that are returned as whole numbers: all, if the labels of the first call were whole numbers, or
         none. They can therefore be sorted and compared, even if a later call mixes numbers with strings or folders."""
         known = {name for names in self.tasks for name in names if name is not None}
-        first = [] if known or y is None else _labels(y)
+        first = [] if known or y is None else as_labels(y)
         numbers = self._numbers >= known if known else bool(first) and all(isinstance(label, int) for label in first)
         if not numbers:
             return self._numbers
@@ -653,12 +657,6 @@ def _check_settings(config: Config) -> None:
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _labels(y: Any) -> list[Any]:
-    """Labels as Python values."""
-    values = y.tolist() if isinstance(y, Tensor | np.ndarray) else list(y)
-    return [value.item() if isinstance(value, Tensor | np.generic) else value for value in values]
 
 
 def _tasks(names: Sequence[Sequence[str | None]], modality: Modality, train: list[Tensor]) -> list[Task]:
