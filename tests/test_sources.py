@@ -572,6 +572,30 @@ def test_a_limit_counts_only_examples_with_words(tmp_path):
         assert read(path, limit_per_class=1).inputs == [["a"]]
 
 
+def test_rows_of_pandas_may_hold_arrays_of_words_and_pictures(tmp_path):
+    """Lists become arrays if pandas reads them from Parquet."""
+    pandas = pytest.importorskip("pandas")
+    parquet(tmp_path / "t.parquet", {"tokens": [["a", "b"], ["c"]], "tags": [["B-X", "O"], ["B-Y"]]})
+    rows = pandas.read_parquet(tmp_path / "t.parquet")
+    for table in (from_records(rows), from_arrays(rows["tokens"], rows["tags"])):
+        assert (table.inputs, table.labels) == ([["a", "b"], ["c"]], [["B-X", "O"], ["B-Y"]])
+    pictures = [picture(0), picture(1)]
+    for cells in (pictures, [np.asarray(image) for image in pictures], [as_tensor(image) for image in pictures]):
+        table = from_records(pandas.DataFrame({"image": cells, "label": ["x", "y"]}))
+        assert torch.equal(table.inputs, torch.stack([as_tensor(image) for image in pictures]))
+
+
+def test_labels_of_another_kind_are_shown(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    rows = pandas.DataFrame({"text": ["a", "b"], "label": [1, None], "score": [0.5, 0.25]})
+    with pytest.raises(DataError, match=r"example 0: 'label' is 1\.0\. Labels are .* floats where one is missing"):
+        from_records(rows)
+    with pytest.raises(DataError, match=r"example 0: 'score' is 0\.5\. Labels are whole numbers or strings"):
+        from_records(rows, label_column="score")
+    with pytest.raises(DataError, match=r"t\.jsonl, line 1: 'label' is \['x'\]\. Labels are whole numbers"):
+        read(write(tmp_path / "t.jsonl", '{"text": "a", "label": ["x"]}'))
+
+
 def test_a_class_of_empty_texts_alone_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"t\.csv: class 'y' has only empty texts \(line 3\)\. Fill them in or remove"):
         read(write(tmp_path / "t.csv", "text,label\na,x\n,y\n"))

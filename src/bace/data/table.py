@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 
 from bace.data.decode import IMAGE_SUFFIXES, PictureOptions, check_options
@@ -80,15 +79,13 @@ def from_records(
 
 
 def _with_names(raw: Raw, rows: Any) -> Raw:
-    """Add what a `datasets.Dataset` knows about its columns: the names of integer labels and tags, and pictures."""
+    """Add what a `datasets.Dataset` knows about its columns: the names of integer labels and tags."""
     kinds, names = dict(raw.columns), {}
     for column, feature in (getattr(rows, "features", None) or {}).items():
         inner = getattr(feature, "feature", None)  # of a list of tags
         if found := getattr(feature, "names", None) or getattr(inner, "names", None):
             kinds[column], names[column] = "classes" if inner else "class", list(found)
-    (first,) = raw.values(list(kinds), [0])
-    pictures = {column: "picture" for column, value in zip(kinds, first, strict=True) if isinstance(value, Image.Image)}
-    return replace(raw, columns=kinds | pictures, class_names=names)
+    return replace(raw, columns=kinds, class_names=names)
 
 
 def _table_of(
@@ -289,13 +286,21 @@ def _choose_columns(
         raise ConfigError(f"{len(given)} input columns, {some(given)}: only texts can be joined, not {asked.name}s.")
     candidates = [asked] if asked else [known for known in MODALITIES.values() if known.joins or len(given) < 2]
     without_labels: Modality | None = None
+    unfit: str | None = None
     for candidate in candidates:
         inputs, label = candidate.columns(raw.columns, given, label_column, asked=asked is not None)
         if inputs and label and raw.columns[label] in candidate.label_kinds:
             return candidate, inputs, label
         if inputs and not label:
             without_labels = without_labels or candidate
+            unfit = unfit or next((name for name in raw.columns if name.lower() in candidate.label_names), None)
+        elif inputs:
+            unfit = unfit or label
     columns = _columns_in_words(raw)
+    if unfit:
+        ((value,),) = raw.values([unfit], [0])
+        hint = " pandas turns whole numbers into floats where one is missing." if isinstance(value, float) else ""
+        raise DataError(f"{raw.where(0)}: '{unfit}' is {value!r:.80}. Labels are whole numbers or strings.{hint}")
     if without_labels:
         raise DataError(_no_column(raw, without_labels.label_names[0]) + " Name one with benchmark.label_column.")
     fitting = [known for known in MODALITIES.values() if known is not asked and _fits(known, raw)]

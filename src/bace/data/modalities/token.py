@@ -51,7 +51,8 @@ class Token(Text):
         return [_words(value, raw.where(row)) for row, (value,) in zip(rows, raw.values(columns, rows), strict=True)]
 
     def recognises(self, examples: Any) -> bool:
-        return isinstance(examples, list) and isinstance(examples[0], list | tuple)
+        first = examples[0] if isinstance(examples, list) else None
+        return isinstance(first, list | tuple) or (isinstance(first, np.ndarray) and first.dtype.kind in "UO")
 
     def labels(
         self, values: Sequence[Any], names: list[str] | None, where: Callable[[int], str]
