@@ -225,6 +225,16 @@ def _(place: Place) -> Action:
     return with_config(place, b"- method\n- er\n")
 
 
+@row("config with a setting without a value", 2, r"backbone\.name has no value", "leave it out")
+def _(place: Place) -> Action:
+    return with_config(place, b"method: er\nbackbone:\n")
+
+
+@row("config with a hyper-parameter without a value", 2, r"method\.alpha has no value", "leave it out")
+def _(place: Place) -> Action:
+    return with_config(place, b"method:\n  name: bace\n  alpha:\n")
+
+
 @row("config that is empty", 2, r"my\.yaml' is empty", "'method: bace'")
 def _(place: Place) -> Action:
     return with_config(place, b"")
@@ -595,6 +605,16 @@ def _(place: Place) -> Action:
 @row("pictures of two channels", DataError, r"shape \(4, 8, 8, 2\)", "1, 3 or 4 channels")
 def _(place: Place) -> Action:
     return taught(place, np.zeros((4, 8, 8, 2), np.uint8), ["x", "x", "y", "y"])
+
+
+@row("sentences without entities", DataError, "all words of these sentences are tagged O", "with entities")
+def _(place: Place) -> Action:
+    return lambda: place.learner("token").partial_fit([["w1", "w2"]], [["O", "O"]])
+
+
+@row("a name with NUL, which marks forgotten classes", DataError, r"class '\\x00cat'", "another name")
+def _(place: Place) -> Action:
+    return taught(place, place.examples((2,))[0], ["\0cat"] * 10)
 
 
 @row("fewer labels than pictures", DataError, "10 examples but 1 labels", "one label per example")

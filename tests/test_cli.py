@@ -204,6 +204,11 @@ def test_a_printed_config_read_again_is_the_same(
     assert say(capsys, "run", "--config", str(tmp_path / "again.yaml"), "--print_config") == printed
 
 
+def test_a_hyper_parameter_may_have_no_value_where_it_says_so() -> None:
+    assert config_from({"method": {"name": "slca", "lr": None}}).method["lr"] is None
+    assert config_from({"train.clip": None}).train.clip is None
+
+
 def test_a_configuration_can_be_changed_without_changing_the_next_one() -> None:
     one, expected = config_from({"method": "er"}), config_from({"method": "er"})
     one.studies.append("bias")
@@ -810,6 +815,36 @@ def test_learn_begins_a_model_and_teaches_it_further_classes(
     for bad in (["--new"], ["--memory", "9"]):
         assert main(["learn", model, str(tmp_path / "second.csv"), *bad]) == 2
     assert "add --new" in capsys.readouterr().err
+
+
+def test_learn_keeps_the_columns_and_names_its_own_options_in_errors(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, words = str(tmp_path / "model"), ["--config", str(tmp_path / "more.yaml")]
+    (tmp_path / "more.yaml").write_text(f"method: simplecil\nbackbone: {tiny.bert}\n")
+    (tmp_path / "first.csv").write_text("id,body,subject\n1,w1 w2,one\n2,w11 w12,two\n")
+    (tmp_path / "second.csv").write_text("id,body,subject\n1,w21 w22,three\n")
+    assert main(["learn", model, str(tmp_path / "first.csv"), "--new", *words]) == 2
+    assert "Name them with --column and --label_column" in capsys.readouterr().err
+    columns = ["--column", "body", "--label_column", "subject"]
+    say(capsys, "learn", model, str(tmp_path / "first.csv"), "--new", *words, *columns)
+    assert "knows 3 classes" in say(capsys, "learn", model, str(tmp_path / "second.csv"))
+    assert len(rows_of(capsys, model, str(tmp_path / "second.csv"))) == 1
+    sentences = tmp_path / "words.conll"
+    sentences.write_text("w1 B-person\n")
+    assert main(["learn", model, str(sentences), "--column", "tokens", "--label_column", "ner_tags"]) == 2
+    assert "holds sentences, not texts: give it to a model of sentences" in capsys.readouterr().err
+
+
+def test_learn_reads_texts_that_end_like_names_of_pictures_as_texts(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --backbone, too, where the data decide which encoder it is."""
+    shutil.copytree(tiny.bert, tmp_path / "bert-base-cased")
+    monkeypatch.setenv("BACE_MODELS", str(tmp_path))
+    (tmp_path / "files.csv").write_text("text,label\nw1.png,one\nw2.png,two\n")
+    say(capsys, "learn", str(tmp_path / "model"), str(tmp_path / "files.csv"), "--new", "--method", "simplecil")
+    assert bace.Learner.load(tmp_path / "model").modality == "text"
 
 
 def test_a_model_whose_lesson_is_killed_is_as_it_was(

@@ -63,6 +63,25 @@ def test_a_task_takes_the_passes_and_networks_that_are_declared(
     assert networks.most >= encoder * (declared + learned.expands * last.index)
 
 
+def test_the_card_of_bace_says_where_its_teacher_passes_the_memory_once_an_epoch(tiny: Any) -> None:
+    """The declared number is the upper bound, as for a new view at each draw: 3 of the student and 1 of the teacher."""
+    passes = {}
+    for view in ("fresh", "epoch"):
+        chosen = {"name": "BaCE", "W0": 1.0}  # neighbours would be others in other views
+        config = config_from(tiny.settings("image", method=chosen, **{"measure.fwt": False, "train.buffer_view": view}))
+        learned, stream = assemble(config)
+        trainer = Trainer(learned, stream, config)
+        for task in stream:
+            before, remembered = trainer.spent()[1], len(learned.memory)
+            trainer.learn(task)
+        passes[view] = trainer.spent()[1] - before
+    new, cost, epochs = len(stream[-1].train), learned.cost, config.train.epochs  # half a batch: as many replayed
+    assert passes["fresh"] == epochs * (cost.new + cost.replayed) * new + cost.task * new
+    assert passes["fresh"] - passes["epoch"] == epochs * (new - remembered) > 0
+    assert learned.card is not None
+    assert "passes each example in memory only once an epoch where its views repeat" in learned.card.besides
+
+
 class Networks:
     """The largest size in bytes of a method's tensors and of the networks that it passes but does not hold."""
 

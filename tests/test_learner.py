@@ -19,6 +19,8 @@ from PIL import Image
 import bace
 from bace.errors import ConfigError, DataError
 from bace.methods import METHODS
+from bace.models.backbones import OWN
+from bace.models.loading import load_encoder
 
 MODALITIES = ("image", "text", "token")
 
@@ -98,6 +100,70 @@ def test_scores_are_in_the_order_of_the_classes(tiny: Any, taught: dict[str, bac
     scores = own.scores(x)
     assert scores.shape == (len(x), 4)
     assert own.predict(x) == [own.classes_[row.index(max(row))] for row in scores.tolist()]
+
+
+def test_only_classes_with_examples_are_learned_from_a_part_of_a_set_that_names_all(tiny: Any, tmp_path: Path) -> None:
+    """A `datasets.Dataset` keeps the names of all classes when it is filtered, and so does its Parquet file."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["x", "y", "z"])}
+    )
+    rows = {"text": ["w1 w2", "w3", "w4", "w5", "w6"], "label": [2, 1, 0, 2, 1]}
+    whole = datasets.Dataset.from_dict(rows, features=features)
+    first, second = (whole.select([i for i, c in enumerate(rows["label"]) if c in own]) for own in ((0, 2), (1,)))
+    second.to_parquet(tmp_path / "second.parquet")
+    own = learner(tiny, "text", "podnet").partial_fit(first)  # PODNet cannot learn more of known classes
+    assert own.classes_ == ["x", "z"]
+    assert own.partial_fit(tmp_path / "second.parquet").classes_ == ["x", "z", "y"]
+
+
+def test_files_and_tables_are_read_as_data_of_the_kind_that_was_learned(tiny: Any, tmp_path: Path) -> None:
+    """Words are in a file of any name, and paths are in the named column."""
+    pandas = pytest.importorskip("pandas")
+    (tmp_path / "words.ner").write_text("w1 B-river\nw2 O\n")
+    own = learner(tiny, "token", "simplecil").partial_fit(*training_examples(tiny, "token", (0, 1)))
+    assert own.partial_fit(tmp_path / "words.ner").classes_[-1] == "river"
+    x, y = training_examples(tiny, "image", (0, 1))
+    Image.fromarray(x[0]).save(tmp_path / "1.png")
+    (tmp_path / "list.csv").write_text("photo,label\n1.png,cat\n")
+    rows = pandas.DataFrame({"photo": [str(tmp_path / "1.png")], "label": ["dog"]})
+    for data, name in ((tmp_path / "list.csv", "cat"), (rows, "dog")):
+        own = learner(tiny, "image", "simplecil", **{"benchmark.input_column": "photo"})
+        assert own.partial_fit(x, y).partial_fit(data).classes_[-1] == name
+
+
+@pytest.mark.parametrize("made", ["folder", "sentence-transformers", "own"])
+def test_strings_are_texts_for_an_encoder_of_texts_and_paths_for_one_of_pictures(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    def mine() -> Any:
+        encoder = load_encoder(tiny.bert)
+        encoder.__class__ = type("Mine", (type(encoder),), {})  # of none of the families that a learner can pack
+        return encoder
+
+    backbone = tiny.bert
+    if made == "own":
+        backbone = "mine"
+        monkeypatch.setitem(OWN, backbone, mine)
+    elif made == "sentence-transformers":
+        backbone = str(tmp_path / "sentences")
+        shutil.copytree(tiny.bert, backbone)
+        kinds = ({"type": "st.Transformer", "path": ""}, {"type": "st.Pooling", "path": "pooling"})
+        (tmp_path / "sentences" / "modules.json").write_text(json.dumps(kinds))
+        (tmp_path / "sentences" / "pooling").mkdir()
+        (tmp_path / "sentences" / "pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    picture = Image.fromarray(training_examples(tiny, "image", (0,))[0][0])
+    files = [str(tmp_path / f"{name}.png") for name in ("w1", "w2")]
+    for file in files:
+        picture.save(file)
+    text = learner(tiny, "text", "simplecil", backbone=backbone)
+    text.partial_fit(files, ["one", "two"]).partial_fit(["w3.png", "w4.jpg"], ["three", "four"])
+    assert text.modality == "text"
+    assert len(text.predict(["w1.png"])) == 1
+    if made == "folder":
+        image = learner(tiny, "image", "simplecil")
+        image.partial_fit(files, ["one", "two"]).partial_fit(files, ["three", "four"])
+        assert (image.modality, len(image.predict(files))) == ("image", 2)
 
 
 # -- the old data are gone
@@ -317,6 +383,54 @@ def test_entities_are_asked_of_a_learner_of_tags_and_of_a_list(taught: dict[str,
         taught["token"].entities(["w1", 7])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="learned nothing yet"):
         bace.Learner("er").entities(["w1"])
+
+
+@pytest.mark.parametrize("modality", MODALITIES)
+def test_what_is_not_a_list_of_examples_is_refused_and_not_taken_apart(
+    tiny: Any, taught: dict[str, bace.Learner], modality: str
+) -> None:
+    """The list() of a table would be the names of its columns, and that of a string its letters."""
+    pandas = pytest.importorskip("pandas")
+    own, (x, y) = taught[modality], training_examples(tiny, modality, (4,))
+    table = pandas.DataFrame({"image": ["1.png"], "text": ["w1 w2"]})
+    for ask in (own.predict, own.describe, own.scores, lambda x: own.score(x, y), lambda x: own.partial_fit(x, y)):
+        for given_examples, message in (
+            (None, "the examples are None: give a list"),
+            (3, "the examples are 3: give a list"),
+            (table, r"a DataFrame is a table, not a list of examples: give one of its columns, such as table\["),
+            ("w1 w2", "one str is not a list of examples: put it in a list"),
+            ({"text": ["w1"]}, "one dict is not a list of examples"),
+        ):
+            with pytest.raises(DataError, match=message):
+                ask(given_examples)
+    for labels in (None, 3, np.array(3), "ab"):
+        with pytest.raises(DataError, match=r"labels are .*: give a list with one label per example"):
+            own.score(x, labels)  # type: ignore[arg-type]
+    for no_labels in (3, np.array(3), "ab"):
+        with pytest.raises(DataError, match=r"labels are .*: give a list with one label per example"):
+            own.partial_fit(x, no_labels)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="the data are None: give examples and labels"):
+        own.partial_fit(None)
+    for empty in ([], table[:0]):
+        with pytest.raises(DataError, match=r"there are no examples: the (list|DataFrame) is empty"):
+            own.partial_fit(empty)
+
+
+def test_sentences_as_strings_and_what_is_no_sentence_are_refused_by_name(taught: dict[str, bace.Learner]) -> None:
+    with pytest.raises(DataError, match="give them as lists of words, not as strings"):
+        taught["token"].score(["w1 w2"], [["O", "O"]])
+    with pytest.raises(DataError, match="example 1: expected a list of words, got 'None'"):
+        taught["token"].describe(["w1", None])
+    assert [row["words"] for row in taught["token"].describe([["w1", "w2"], "w3."])] == [["w1", "w2"], ["w3", "."]]
+
+
+def test_one_picture_is_not_taken_for_many_narrow_grey_ones(tiny: Any, taught: dict[str, bace.Learner]) -> None:
+    x, _ = training_examples(tiny, "image", (4,))
+    with pytest.raises(DataError, match=r"shape \(8, 8, 3\) is one picture in colour: put it in a list"):
+        taught["image"].predict(x[0])
+    assert len(taught["image"].predict([x[0]])) == 1
+    with pytest.raises(DataError, match=r"example 0: this is not a picture: \"\{'label': 3"):
+        taught["image"].predict([{"label": 3}])  # a row of a table
 
 
 def test_sentences_may_come_one_by_one(tagger: bace.Learner) -> None:

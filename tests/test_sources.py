@@ -199,7 +199,7 @@ def test_parquet_cells_with_a_path_only_are_read_beside_the_file(tmp_path):
         return read(parquet(tmp_path / "train.parquet", {"image": cells, "label": ["a", "b"]}))
 
     assert torch.equal(second("pictures/one.png").inputs[1], as_tensor(picture(1)))
-    with pytest.raises(DataError, match="row 1: this is not a picture: 'None'"):
+    with pytest.raises(DataError, match=r"row 1: this is not a picture: \"\{'bytes': None, 'path': None\}\""):
         second(None)
     with pytest.raises(DataError, match=r"row 1: there is no picture .*two\.png"):
         second("pictures/two.png")
@@ -559,6 +559,41 @@ def test_empty_texts_are_left_out_with_a_warning_that_says_where_they_are(tmp_pa
         assert len(from_records([{"text": "a", "label": "x"}, {"text": "", "label": "x"}])) == 1
     predicted = unlabelled(path, MODALITIES["text"])
     assert [text for _, text in predicted] == ["a", "", "b", " \t"]  # every row is kept
+
+
+def test_a_limit_counts_only_examples_with_words(tmp_path):
+    path = write(tmp_path / "t.csv", "text,label\n,x\na,x\nb,y\n ,x\nc,y\nd,x\ne,x\nf,y\n")
+    with pytest.warns(UserWarning, match=r"t\.csv: 2 of 8 texts are empty and left out: line 2, line 5$"):
+        table = read(path, limit_per_class=2)
+    assert (table.inputs, table.labels) == (["a", "b", "c", "d"], ["x", "y", "y", "x"])
+    sentences = [{"tokens": words, "tags": ["O"] * len(words)} for words in ([], ["a"], ["b"])]
+    path = write(tmp_path / "t.jsonl", "\n".join(map(json.dumps, sentences)))
+    with pytest.warns(UserWarning, match="1 of 3 sentences are empty"):
+        assert read(path, limit_per_class=1).inputs == [["a"]]
+
+
+def test_rows_of_pandas_may_hold_arrays_of_words_and_pictures(tmp_path):
+    """Lists become arrays if pandas reads them from Parquet."""
+    pandas = pytest.importorskip("pandas")
+    parquet(tmp_path / "t.parquet", {"tokens": [["a", "b"], ["c"]], "tags": [["B-X", "O"], ["B-Y"]]})
+    rows = pandas.read_parquet(tmp_path / "t.parquet")
+    for table in (from_records(rows), from_arrays(rows["tokens"], rows["tags"])):
+        assert (table.inputs, table.labels) == ([["a", "b"], ["c"]], [["B-X", "O"], ["B-Y"]])
+    pictures = [picture(0), picture(1)]
+    for cells in (pictures, [np.asarray(image) for image in pictures], [as_tensor(image) for image in pictures]):
+        table = from_records(pandas.DataFrame({"image": cells, "label": ["x", "y"]}))
+        assert torch.equal(table.inputs, torch.stack([as_tensor(image) for image in pictures]))
+
+
+def test_labels_of_another_kind_are_shown(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    rows = pandas.DataFrame({"text": ["a", "b"], "label": [1, None], "score": [0.5, 0.25]})
+    with pytest.raises(DataError, match=r"example 0: 'label' is 1\.0\. Labels are .* floats where one is missing"):
+        from_records(rows)
+    with pytest.raises(DataError, match=r"example 0: 'score' is 0\.5\. Labels are whole numbers or strings"):
+        from_records(rows, label_column="score")
+    with pytest.raises(DataError, match=r"t\.jsonl, line 1: 'label' is \['x'\]\. Labels are whole numbers"):
+        read(write(tmp_path / "t.jsonl", '{"text": "a", "label": ["x"]}'))
 
 
 def test_a_class_of_empty_texts_alone_is_an_error(tmp_path):

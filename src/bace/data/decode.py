@@ -66,6 +66,7 @@ def check_options(options: PictureOptions) -> None:
 
 def picture_of(value: Any, folder: Path | None, where: str) -> bytes | Path | Image.Image:
     """Something to open from a cell of a source: bytes, a path, a PIL picture, or a hub cell with bytes and path."""
+    given = value
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, str) and value.strip():
@@ -77,7 +78,7 @@ def picture_of(value: Any, folder: Path | None, where: str) -> bytes | Path | Im
             raise DataError(f"{where}: {error}. Pictures lie beside the file that lists them, or below it.") from error
     if isinstance(value, bytes | Image.Image):
         return value
-    raise DataError(f"{where}: this is not a picture: {str(value)[:80]!r}. Expected a picture, its bytes or its path.")
+    raise DataError(f"{where}: this is not a picture: {str(given)[:80]!r}. Expected a picture, its bytes or its path.")
 
 
 @dataclass(frozen=True, eq=False)

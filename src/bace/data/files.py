@@ -365,11 +365,13 @@ def conll_sentences(lines: Iterable[str]) -> Iterator[tuple[int, list[str], list
 def _from_records(source: Path, records: list[dict[str, Any]], where: Callable[[int], str], folder: Path | None) -> Raw:
     def kind(name: str, value: Any) -> str:
         named = isinstance(value, str) and Path(value).suffix.lower() in IMAGE_SUFFIXES
-        if isinstance(value, Path) or (named and name.lower() in PICTURE_COLUMNS):
+        array = getattr(value, "ndim", 0)  # of NumPy or torch; rows of pandas hold them in place of lists
+        if isinstance(value, Path | Image.Image) or array > 1 or (named and name.lower() in PICTURE_COLUMNS):
             return "picture"
-        if isinstance(value, list):
-            first = value[0] if value else ""
-            return "integers" if isinstance(first, int) else "numbers" if isinstance(first, float) else "strings"
+        if isinstance(value, list) or array == 1:
+            first = value[0] if len(value) else ""
+            whole, real = isinstance(first, int | np.integer), isinstance(first, float | np.floating)
+            return "integers" if whole else "numbers" if real else "strings"
         return "string" if isinstance(value, str) or value is None else "integer" if isinstance(value, int) else "other"
 
     def values(names: Sequence[str], rows: Sequence[int]) -> Iterator[tuple[Any, ...]]:
@@ -504,5 +506,5 @@ def some(things: Iterable[Any]) -> str:
 
 
 def not_iob(where: str, tag: str) -> str:
-    number = " Integer tags need label_names=." if tag.isdecimal() else ""
+    number = " Integer tags need names: replace them, or give `read` label_names=." if tag.isdecimal() else ""
     return f"{where}: '{tag}' is not an IOB tag. Expected O, B-<type> or I-<type>.{number}"

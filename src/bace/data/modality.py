@@ -74,6 +74,10 @@ class Table:
         found = Counter(name for shown in self.shown() for name in shown)
         return {name: found[name] for name in self.names}
 
+    def present(self) -> "Table":
+        """The same table without the names of classes that have no example in it."""
+        return replace(self, names=[name for name, count in self.counts().items() if count])
+
 
 class Examples(Protocol):
     """Raw examples of one modality, turned into batched tensors."""
@@ -300,7 +304,20 @@ def _pick(columns: dict[str, str], known: Sequence[str], kinds: Sequence[str]) -
     return only[0] if len(only) == 1 else None
 
 
-# -- for readers of labels and texts
+# -- for readers of examples, labels and texts
+
+
+def listed(examples: Any) -> list[Any]:
+    """The examples of a list, of a column or of another collection. A list() of anything else would be of something
+    else: of letters, of keys, of names of columns."""
+    kind = type(examples).__name__
+    if hasattr(examples, "columns") or hasattr(examples, "column_names"):
+        raise DataError(f"a {kind} is a table, not a list of examples: give one of its columns, such as table['text'].")
+    if isinstance(examples, str | bytes | Path | dict):
+        raise DataError(f"one {kind} is not a list of examples: put it in a list. `bace predict` reads files")
+    if not isinstance(examples, Iterable):
+        raise DataError(f"the examples are {examples!r:.80}: give a list of examples.")
+    return list(examples)
 
 
 def class_name(value: Any, names: list[str] | None, where: str) -> str:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 
 from bace.data.decode import IMAGE_SUFFIXES, PictureOptions, check_options
 from bace.data.files import TABLE_SUFFIXES, Raw, files_in, in_memory, in_records, open_source, open_table, some
 from bace.data.modalities import MODALITIES, find_modality
-from bace.data.modality import InMemory, Labels, Modality, Table
+from bace.data.modality import InMemory, Labels, Modality, Table, listed
 from bace.errors import ConfigError, DataError
 
 
@@ -48,7 +47,7 @@ def read(
     subset: the configuration of a hub set that has several.
     limit_per_class: the first n examples of each class in file order; the others are never decoded. A sentence is
         taken while one of its entity types has fewer than n sentences; sentences without entities count as a type.
-        Texts and sentences without words are left out, with a warning.
+        Texts and sentences without words are left out first, with a warning.
     pictures: image_size, channels, memory_limit and decode, which PictureOptions explains.
     """
     check_options(pictures)
@@ -62,29 +61,33 @@ def read(
 def from_records(
     rows: Any,
     *,
+    modality: str | None = None,
     input_column: str | Sequence[str] | None = None,
     label_column: str | None = None,
     **pictures: Unpack[PictureOptions],
 ) -> Table:
     """A table from rows and columns in memory: a `datasets.Dataset`, a pandas DataFrame, or a list of dicts."""
     check_options(pictures)
+    if not isinstance(rows, Iterable):
+        raise DataError(f"the data are {rows!r:.80}: give examples and labels, or a folder, file or table with both.")
     records = rows.to_dict("records") if hasattr(rows, "to_dict") and hasattr(rows, "iloc") else list(rows)
-    if not records or not all(isinstance(record, dict) for record in records):
+    if not records:
+        raise DataError(f"there are no examples: the {type(rows).__name__} is empty.")
+    if not all(isinstance(record, dict) for record in records):
         raise DataError(f"a {type(rows).__name__} has no columns with labels: give the labels as the second argument.")
     raw = _with_names(in_records(records), rows)
-    return _table_of(raw, None, input_column, label_column, None, None, pictures)
+    asked = None if modality is None else find_modality(modality)
+    return _table_of(raw, asked, input_column, label_column, None, None, pictures)
 
 
 def _with_names(raw: Raw, rows: Any) -> Raw:
-    """Add what a `datasets.Dataset` knows about its columns: the names of integer labels and tags, and pictures."""
+    """Add what a `datasets.Dataset` knows about its columns: the names of integer labels and tags."""
     kinds, names = dict(raw.columns), {}
     for column, feature in (getattr(rows, "features", None) or {}).items():
         inner = getattr(feature, "feature", None)  # of a list of tags
         if found := getattr(feature, "names", None) or getattr(inner, "names", None):
             kinds[column], names[column] = "classes" if inner else "class", list(found)
-    (first,) = raw.values(list(kinds), [0])
-    pictures = {column: "picture" for column, value in zip(kinds, first, strict=True) if isinstance(value, Image.Image)}
-    return replace(raw, columns=kinds | pictures, class_names=names)
+    return replace(raw, columns=kinds, class_names=names)
 
 
 def _table_of(
@@ -100,20 +103,28 @@ def _table_of(
     values = [value for (value,) in raw.values([label_column], range(raw.count))]
     names = list(label_names) if label_names is not None else raw.class_names.get(label_column)
     labels, names = found.labels(values, names, raw.where)
+
+    def table_of(rows: Sequence[int]) -> Table:
+        own = cast(Labels, [labels[i] for i in rows])
+        inputs = found.read(raw, columns, rows, pictures)
+        found.check_labels(inputs, own, lambda i: raw.where(rows[i]))
+        return Table(found, inputs, own, names)
+
     rows = first_of_each([found.shows(label) for label in labels], limit_per_class)
     if not rows:
         raise DataError(f"{raw.source}: there are no examples.")
-    labels = cast(Labels, [labels[i] for i in rows])
-    inputs = found.read(raw, columns, rows, pictures)
-    found.check_labels(inputs, labels, lambda i: raw.where(rows[i]))
-    return _without_empty(Table(found, inputs, labels, names), lambda i: raw.where(rows[i]), raw.source)
+    table = table_of(rows)
+    if not found.empty(table.inputs):
+        return table
+    # later examples take the places of empty ones, so all are read; as this is rare, large files are seldom read whole
+    whole = table if len(table) == raw.count else table_of(range(raw.count))
+    full = _without_empty(whole, raw.where, raw.source)
+    return full if limit_per_class is None else full.take(first_of_each(full.shown(), limit_per_class))
 
 
 def _without_empty(table: Table, where: Callable[[int], str], source: str) -> Table:
-    """The examples that contain something to learn from. A warning names the others."""
+    """The examples that contain something to learn from. A warning names the others, at least one."""
     empty, plural = table.modality.empty(table.inputs), table.modality.plural
-    if not empty:
-        return table
     left = table.take(sorted(set(range(len(table))) - set(empty)))
     places = some(where(i).removeprefix(f"{source}, ") for i in empty)
     if not len(left):
@@ -149,6 +160,7 @@ def from_arrays(
     labels: Any,
     *,
     modality: str | None = None,
+    encoder: Callable[[], str | None] = lambda: None,
     label_names: Sequence[str] | None = None,
     **pictures: Unpack[PictureOptions],
 ) -> Table:
@@ -157,11 +169,8 @@ def from_arrays(
     For tokens `labels` holds the IOB tags of each sentence. Integer labels become their decimal strings, or the
     entries of `label_names`. The inputs are copied, so the caller may change them later.
     """
-    found, values = as_inputs(inputs, modality=modality, **pictures)
-    if not isinstance(labels, Iterable) or isinstance(labels, str | bytes):
-        raise DataError(f"labels are {labels!r:.80}: give a list with one label per example.")
-    raw = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
-    raw = [label.item() if isinstance(label, Tensor) and label.ndim == 0 else label for label in raw]
+    found, values = as_inputs(inputs, modality=modality, encoder=encoder, **pictures)
+    raw = as_labels(labels)
     if len(raw) != len(values):
         raise DataError(f"{len(values)} examples but {len(raw)} labels: give one label per example.")
     where = in_memory(raw, "label").where
@@ -173,35 +182,53 @@ def from_arrays(
     return Table(found, values, made, names)
 
 
+def as_labels(labels: Any) -> list[Any]:
+    """Labels as Python values."""
+    if not isinstance(labels, Iterable) or isinstance(labels, str | bytes) or getattr(labels, "ndim", 1) == 0:
+        raise DataError(f"labels are {labels!r:.80}: give a list with one label per example.")
+    values = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
+    single = (np.generic, Tensor)
+    return [value.item() if isinstance(value, single) and value.ndim == 0 else value for value in values]
+
+
 def as_inputs(
-    inputs: Any, *, modality: str | None = None, **pictures: Unpack[PictureOptions]
+    inputs: Any,
+    *,
+    modality: str | None = None,
+    encoder: Callable[[], str | None] = lambda: None,
+    **pictures: Unpack[PictureOptions],
 ) -> tuple[Modality, InMemory]:
     """Unlabelled examples in memory, as the `modality` and `inputs` of a table.
 
     Pictures are an array or tensor (examples, height, width), with channels last or second, of integers in 0..255 or
     floats in 0..1; or a list of PIL pictures, of arrays, or of paths. If both layouts fit (three channels and three
     columns), NumPy arrays are read as channels-last and tensors as channels-second. A list of strings is a list of
-    texts, unless all of them end like a picture's file name or `modality` is "image". With `modality` "text" they are
-    always texts, and no file of that name is opened. Lists of words are sentences.
+    texts, unless all of them end like a picture's file name or `modality` is "image". With `modality` "text", or if
+    `encoder`, which returns what the encoder reads, says so, they are always texts, and no file of that name is opened.
+    Lists of words are sentences.
     """
     check_options(pictures)
     asked = None if modality is None else find_modality(modality)
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "OU":
         inputs = inputs.tolist()
-    if isinstance(inputs, str | bytes | Path | dict | Image.Image):
-        raise DataError(
-            f"one {type(inputs).__name__} is not a list of examples: put it in a list. `bace predict` reads files"
-        )
     array = inputs if isinstance(inputs, np.ndarray | Tensor) else None
-    items = list(inputs) if array is None else []
+    items = listed(inputs) if array is None else []
     if array.shape[:1] == (0,) if array is not None else not items:
         raise DataError(f"there are no examples: the {'list' if array is None else 'array'} is empty.")
-    recognised = (known for known in MODALITIES.values() if known.recognises(items if array is None else array))
-    found = asked or next(recognised, MODALITIES["image"])  # its errors explain best what is wrong with other inputs
+    found = asked or _recognised(items if array is None else array, encoder)
     if array is not None:
         return found, found.from_array(array, pictures)
     column = found.input_names[0]
     return found, cast(InMemory, found.read(in_memory(items, column), [column], range(len(items)), pictures))
+
+
+def _recognised(examples: Any, encoder: Callable[[], str | None]) -> Modality:
+    """The modality of these examples; for strings that may be paths or texts, the encoder decides, if it is known."""
+    found = [known for known in MODALITIES.values() if known.recognises(examples)]
+    if len(found) < 2:
+        return found[0] if found else MODALITIES["image"]  # its errors explain best what is wrong with other inputs
+    reads = encoder()
+    return next((known for known in found if known.encoder == reads), found[0])
 
 
 def unlabelled(
@@ -261,21 +288,29 @@ def _choose_columns(
         raise ConfigError(f"{len(given)} input columns, {some(given)}: only texts can be joined, not {asked.name}s.")
     candidates = [asked] if asked else [known for known in MODALITIES.values() if known.joins or len(given) < 2]
     without_labels: Modality | None = None
+    unfit: str | None = None
     for candidate in candidates:
         inputs, label = candidate.columns(raw.columns, given, label_column, asked=asked is not None)
         if inputs and label and raw.columns[label] in candidate.label_kinds:
             return candidate, inputs, label
         if inputs and not label:
             without_labels = without_labels or candidate
+            unfit = unfit or next((name for name in raw.columns if name.lower() in candidate.label_names), None)
+        elif inputs:
+            unfit = unfit or label
     columns = _columns_in_words(raw)
+    if unfit:
+        ((value,),) = raw.values([unfit], [0])
+        hint = " pandas turns whole numbers into floats where one is missing." if isinstance(value, float) else ""
+        raise DataError(f"{raw.where(0)}: '{unfit}' is {value!r:.80}. Labels are whole numbers or strings.{hint}")
     if without_labels:
         raise DataError(_no_column(raw, without_labels.label_names[0]) + " Name one with benchmark.label_column.")
     fitting = [known for known in MODALITIES.values() if known is not asked and _fits(known, raw)]
     if asked and fitting:
         raise DataError(
-            f"{raw.source} holds {fitting[0].plural}, but you asked for {asked.plural}: use the benchmark "
-            f"{fitting[0].own_data}, or name the columns with benchmark.input_column and benchmark.label_column. "
-            f"Columns: {columns}."
+            f"{raw.source} holds {fitting[0].plural}, not {asked.plural}: give it to a model of {fitting[0].plural} "
+            f"(`bace run --benchmark {fitting[0].own_data}`), or name the columns with benchmark.input_column and "
+            f"benchmark.label_column. Columns: {columns}."
         )
     raise DataError(
         f"{raw.source} has no column of {f'{asked.name} inputs' if asked else 'pictures, sentences or texts'} "

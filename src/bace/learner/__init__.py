@@ -32,9 +32,9 @@ from bace.data.decode import PictureOptions
 from bace.data.files import some
 from bace.data.modalities import MODALITIES
 from bace.data.modalities.token import Span, Token
-from bace.data.modality import Modality, Table
+from bace.data.modality import Modality, Table, listed
 from bace.data.settings import data_settings
-from bace.data.table import as_inputs, from_arrays, from_records, read
+from bace.data.table import as_inputs, as_labels, from_arrays, from_records, read
 from bace.errors import CheckpointError, ConfigError, DataError, closest_name
 from bace.experiments import choose
 from bace.experiments.assemble import check_memory, load_backbone, method_on
@@ -44,7 +44,9 @@ from bace.learner.auto import AUTO, CANDIDATES, choose_method, settled
 from bace.learner.card import write_cards
 from bace.learner.history import as_table, take_stock, tell, without_class
 from bace.learner.saved import CHOSEN, FORMAT, VIEWS, Saved
+from bace.models.backbones import OWN
 from bace.models.encoder import Encoder
+from bace.models.loading import encoder_modality
 from bace.models.packing import Packed, pack, unpack
 
 if TYPE_CHECKING:
@@ -245,8 +247,12 @@ class Learner(ModelHubMixin):
 
     def score(self, x: Any, y: Sequence[Any]) -> float:
         """The share of examples (for sentences, of words) whose class is predicted correctly."""
-        predicted, wanted = self.predict(x), _labels(y)
-        if not self._taught().one_label:
+        tagged = not self._taught().one_label
+        x = listed(x) if tagged else x
+        if tagged and any(isinstance(sentence, str) for sentence in x):
+            raise DataError("each word has a tag: to score sentences, give them as lists of words, not as strings")
+        predicted, wanted = self.predict(x), as_labels(y)
+        if tagged:
             predicted, wanted = ([tag for tags in all_tags for tag in tags] for all_tags in (predicted, wanted))
         if len(predicted) != len(wanted):
             raise DataError(f"there are {len(predicted)} examples (for sentences, words), but {len(wanted)} labels")
@@ -528,18 +534,33 @@ class Learner(ModelHubMixin):
 
     def _table(self, x: Any, y: Sequence[Any] | None) -> Table:
         options: PictureOptions = {"image_size": None if isinstance(x, Tensor | np.ndarray) else self.picture}
+        if isinstance(x, Table):  # of `bace learn`
+            return x.present()
         if y is not None:
-            return from_arrays(x, y, **options)
+            return from_arrays(x, y, encoder=self._reads, **options)
         given = flatten(self._given)
         inputs, label = given.get("benchmark.input_column"), given.get("benchmark.label_column")
-        if isinstance(x, str | Path):
-            return read(x, input_column=inputs, label_column=label, **options)
-        return from_records(x, input_column=inputs, label_column=label, **options)
+        reading = read if isinstance(x, str | Path) else from_records
+        table = reading(x, modality=self.modality, input_column=inputs, label_column=label, **options)
+        return table.present()  # a part of a set may name all classes of the set, which later calls bring
+
+    def _reads(self) -> str | None:
+        """What the encoder reads: "image", "text", or None if it is the default for the first call's data."""
+        name = self._settings().get("backbone.name")
+        if self.method is not None:
+            return self.method.model.encoder.modality
+        if name in OWN:
+            return str(OWN[name]().modality)
+        return None if name is None else encoder_modality(name)
 
     def _check_new(self, table: Table) -> list[str]:
         """The known classes of a call, if the learner can learn more examples of them."""
         if not self._complete:
             raise ConfigError("a model loaded from a run can only predict: its memory's examples are in the benchmark")
+        if not table.names:  # only sentences can show none
+            raise DataError(f"all words of these {table.modality.plural} are tagged O: give some with entities.")
+        if nul := [name for name in table.names if "\0" in name]:  # marks the names of forgotten classes (`_all_named`)
+            raise DataError(f"class {nul[0]!r} has the character NUL in its name: give it another name.")
         known = [name for name in table.names if any(name in names for names in self.tasks)]
         if known and self.method is not None and not self.method.takes_known:
             can = ", ".join(sorted(method.title for method in methods.METHODS if method.takes_known))
@@ -558,7 +579,7 @@ class Learner(ModelHubMixin):
         """The names that are returned as whole numbers: all, if the labels of the first call were whole numbers, or
         none. They can therefore be sorted and compared, even if a later call mixes numbers with strings or folders."""
         known = {name for names in self.tasks for name in names if name is not None}
-        first = [] if known or y is None else _labels(y)
+        first = [] if known or y is None else as_labels(y)
         numbers = self._numbers >= known if known else bool(first) and all(isinstance(label, int) for label in first)
         if not numbers:
             return self._numbers
@@ -638,12 +659,6 @@ def _check_settings(config: Config) -> None:
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _labels(y: Any) -> list[Any]:
-    """Labels as Python values."""
-    values = y.tolist() if isinstance(y, Tensor | np.ndarray) else list(y)
-    return [value.item() if isinstance(value, Tensor | np.generic) else value for value in values]
 
 
 def _tasks(names: Sequence[Sequence[str | None]], modality: Modality, train: list[Tensor]) -> list[Task]:

@@ -62,7 +62,8 @@ class BaCE(HoldOut):
     takes_known = True
     card = Card(
         mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
-        besides="neighbours that are shared or in the batch are passed once",
+        besides="neighbours that are shared or in the batch are passed once; 1 of the 4 replayed is the teacher's, "
+        "which passes each example in memory only once an epoch where its views repeat (docs/bace.md, S20)",
         o_rows="O rows are neither anchors nor neighbours; they are distilled over the old columns of the soft-max "
         "over all classes; O rows of replayed sentences are treated in the same way or learned as class 0 with "
         "cross-entropy (`train.replay_o`), and their logits are always matched",

@@ -62,6 +62,17 @@ def load_encoder(name: str, *, image_size: int | None = None) -> Encoder:
     return encoder
 
 
+def encoder_modality(name: str) -> str | None:
+    """What a backbone reads, "image" or "text", found without loading its weights; None if its files do not say."""
+    path = backbone_path(name)
+    if _weights_file(path):
+        return ViTEncoder.modality
+    sentence = read_sentence_folder(path)
+    config = (sentence.transformer if sentence else path) / "config.json"
+    family = FAMILIES.get(str(read_json(config).get("model_type"))) if config.exists() else None
+    return family.modality if family else None
+
+
 def describe_backbone(name: str) -> dict[str, Any]:
     """The output of `bace check backbone`, which loads the backbone and lets it read one example."""
     path = backbone_path(name)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -24,6 +24,7 @@ from bace.data.modality import (
     Scorer,
     Table,
     in_order,
+    listed,
     valid,
 )
 from bace.data.scores import entities, entity_scores
@@ -50,7 +51,8 @@ class Token(Text):
         return [_words(value, raw.where(row)) for row, (value,) in zip(rows, raw.values(columns, rows), strict=True)]
 
     def recognises(self, examples: Any) -> bool:
-        return isinstance(examples, list) and isinstance(examples[0], list | tuple)
+        first = examples[0] if isinstance(examples, list) else None
+        return isinstance(first, list | tuple) or (isinstance(first, np.ndarray) and first.dtype.kind in "UO")
 
     def labels(
         self, values: Sequence[Any], names: list[str] | None, where: Callable[[int], str]
@@ -145,20 +147,25 @@ class Token(Text):
 
     def show(self, examples: Any, scores: Scorer, names: Sequence[Any]) -> list[Any]:
         """The tags of the words if sentences are lists of words, or the entities if they are strings."""
-        sentences = examples if isinstance(examples, str) else list(examples)
-        if not isinstance(sentences, str) and any(isinstance(sentence, str) for sentence in sentences):
+        sentences = listed(examples)
+        if any(isinstance(sentence, str) for sentence in sentences):
             return self.entities(sentences, scores, names)
         return [[names[c] for c in rows.argmax(1).tolist()] for rows in scores(sentences)]
 
     def entities(self, sentences: Sequence[Any], scores: Scorer, names: Sequence[Any]) -> list[list["Span"]]:
         """The entities of each sentence, which is a string or a list of words that are joined by spaces."""
-        if isinstance(sentences, str):
-            raise DataError("one string is not a list of sentences: put it in a list")
-        items = list(sentences)
+        return [spans(text, places, tags) for text, places, _, tags in self._tagged(sentences, scores, names)]
+
+    def _tagged(
+        self, sentences: Any, scores: Scorer, names: Sequence[Any]
+    ) -> Iterator[tuple[str, list[tuple[int, int]], list[str], list[Any]]]:
+        """The text of each sentence, the places of its words, the words, and their tags."""
+        items = listed(sentences)
         words = [[s[i:j] for i, j in split_words(s)] if isinstance(s, str) else s for s in items]
         tags = self.show(words, scores, names)  # says what is wrong with a list of words
-        placed = [(s, split_words(s)) if isinstance(s, str) else joined(s) for s in items]
-        return [spans(text, offsets, own) for (text, offsets), own in zip(placed, tags, strict=True)]
+        for sentence, own, own_tags in zip(items, words, tags, strict=True):
+            text, places = (sentence, split_words(sentence)) if isinstance(sentence, str) else joined(sentence)
+            yield text, places, list(own), own_tags
 
     def from_lines(self, lines: Iterable[str], source: str) -> list[tuple[str, Any]]:
         """One sentence per line or, in CoNLL's layout, one word per line, whose tag is ignored."""
@@ -176,12 +183,9 @@ class Token(Text):
         return super().input_columns(found, given, label) or TEXT.input_columns(found, given, label)
 
     def describe(self, examples: Sequence[Any], scores: Scorer, names: Sequence[Any]) -> list[dict[str, Any]]:
-        placed = [(s, split_words(s)) if isinstance(s, str) else joined(s) for s in examples]
-        sentences = [[text[i:j] for i, j in words] for text, words in placed]
-        tags = self.show(sentences, scores, names)
         return [
-            {"words": sentence, "tags": own, "entities": [span._asdict() for span in spans(text, words, own)]}
-            for (text, words), sentence, own in zip(placed, sentences, tags, strict=True)
+            {"words": words, "tags": tags, "entities": [span._asdict() for span in spans(text, places, tags)]}
+            for text, places, words, tags in self._tagged(examples, scores, names)
         ]
 
     def view(self, data: Any, example: int, row: int, backbone: Callable[[], str]) -> dict[str, Any]:
