@@ -2,10 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bace.errors import ConfigError, DataError
 from bace.progress import tell
+
+if TYPE_CHECKING:
+    from bace.data.modality import Table
+    from bace.learner import Learner
 
 COLUMNS = {"benchmark.input_column": "--column", "benchmark.label_column": "--label_column"}  # settings and options
 
@@ -42,8 +46,6 @@ def command(
         trust: allow a method of your own that MODEL or the file names to be imported, which runs its code.
     """
     from bace.cli.settings import from_file, import_typed
-    from bace.config.parse import flatten
-    from bace.data.table import read
     from bace.learner import Learner
 
     typed = {"method.name": method, "backbone.name": backbone, "memory.size": memory}
@@ -60,23 +62,26 @@ def command(
         raise ConfigError(f"there is no model '{model}': add --new to begin one")
     else:
         learner = Learner.load(model, trust=trust)
-    inputs, labels = ((flatten(learner.get_params()) | named).get(setting) for setting in COLUMNS)
-    try:
-        table = read(
-            data,
-            modality=learner.modality,
-            input_column=inputs,
-            label_column=labels,
-            image_size=learner.picture,
-        ).present()
-    except DataError as error:
-        raise DataError(re.sub("|".join(COLUMNS), lambda setting: COLUMNS[setting[0]], str(error))) from error
+    table = labelled_data(data, learner, named)
     tell(f"learning {len(table)} {table.modality.plural} of {', '.join(table.names)}")
     learner.partial_fit(table)
     if new and "method" in learner.history_[0]:
         tell(f"the method is {learner.history_[0]['method']}")
     learner.save(model)
     print(f"{model} knows {len(learner.classes_)} classes: {', '.join(map(str, learner.classes_))}")
+
+
+def labelled_data(data: str, learner: "Learner", named: dict[str, str]) -> "Table":
+    """The data as the learner reads it. The columns are those that were named now or with --new."""
+    from bace.config.parse import flatten
+    from bace.data.table import read
+
+    inputs, labels = ((flatten(learner.get_params()) | named).get(setting) for setting in COLUMNS)
+    kind: dict[str, Any] = {"modality": learner.modality, "image_size": learner.picture}
+    try:
+        return read(data, input_column=inputs, label_column=labels, **kind).present()
+    except DataError as error:
+        raise DataError(re.sub("|".join(COLUMNS), lambda setting: COLUMNS[setting[0]], str(error))) from error
 
 
 def check_free(model: Path) -> None:
