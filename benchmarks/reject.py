@@ -57,10 +57,11 @@ def measure(benchmark: str, method: str, train: int, test: int, settings: dict[s
     views = {"benchmark.augment": False, "benchmark.flip": False} if benchmark != "topics-desk" else {}
     learner, found = bace.Learner(METHODS[method], **backbone, **views), []
     tests = [first(task.test, test) for task in tasks]
+    asked = [inputs(table) for table in tests]
     for t, task in enumerate(tasks[:-1]):
         shown = first(task.train, train)
         learner.partial_fit(inputs(shown), list(shown.labels))
-        scores = [learner.scores(inputs(table)) for table in tests]
+        scores = [learner.scores(examples) for examples in asked]
         known, unknown = torch.cat(scores[: t + 1]), torch.cat(scores[t + 1 :])
         names = [str(name) for name in learner.classes_]
         targets = torch.tensor([names.index(str(label)) for table in tests[: t + 1] for label in table.labels])
@@ -94,9 +95,12 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=("SimpleCIL", "FeCAM", "SLDA"))
     parser.add_argument("--train", type=int, default=20, help="examples of each class")
     parser.add_argument("--test", type=int, default=10)
-    parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="as for bace run")
+    parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="of benchmark, and backbone.image_size")
     asked = parser.parse_args()
-    settings = dict(word.split("=", 1) for word in asked.settings)
+    settings = {name: value for name, _, value in (word.partition("=") for word in asked.settings)}
+    for name in settings:
+        if not name.startswith("benchmark.") and name not in ("backbone.name", "backbone.image_size"):
+            parser.error(f"'{name}' has no effect here")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)}; default: all")  # `choices` would refuse []
     parser.add_argument("--instructions", choices=INSTRUCTION_SETS, nargs="*", default=instruction_sets())
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at a time")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes at a time")
     given = parser.parse_args()
     if unknown := [part for part in given.part if part not in PARTS]:
         parser.error(f"there is no part '{unknown[0]}'")

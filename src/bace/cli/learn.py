@@ -81,7 +81,8 @@ def labelled_data(data: str, learner: "Learner", named: dict[str, str]) -> "Tabl
     try:
         return read(data, input_column=inputs, label_column=labels, **kind).present()
     except DataError as error:
-        raise DataError(re.sub("|".join(COLUMNS), lambda setting: COLUMNS[setting[0]], str(error))) from error
+        settings = "|".join(map(re.escape, COLUMNS))
+        raise DataError(re.sub(settings, lambda setting: COLUMNS[setting[0]], str(error))) from error
 
 
 def check_free(model: Path) -> None:

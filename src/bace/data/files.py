@@ -369,8 +369,8 @@ def _from_records(source: Path, records: list[dict[str, Any]], where: Callable[[
         if isinstance(value, Path | Image.Image) or array > 1 or (named and name.lower() in PICTURE_COLUMNS):
             return "picture"
         if isinstance(value, list) or array == 1:
-            first = value[0] if len(value) else ""
-            whole, real = isinstance(first, int | np.integer), isinstance(first, float | np.floating)
+            first = next(iter(value.tolist() if array else value), "")
+            whole, real = isinstance(first, int), isinstance(first, float)
             return "integers" if whole else "numbers" if real else "strings"
         return "string" if isinstance(value, str) or value is None else "integer" if isinstance(value, int) else "other"
 

@@ -55,10 +55,13 @@ def find_method(name: str) -> type[Method]:
     if name.lower() in installed:
         return _as_method(name, installed[name.lower()].load())
     module, attribute = _place(name)
-    if name.endswith(")"):
-        title, _, changes = name.partition("(")
-        flags = " ".join(f"--method.{change.strip().replace('=', ' ')}" for change in changes[:-1].split(","))
-        raise ConfigError(f"'{name}' is for bace compare. A single run takes --method {title} {flags}")
+    title, bracket, changes = name.partition("(")
+    if bracket and _own(title) is not None:
+        first = changes.partition("=")[0].strip(")") or "NAME"
+        raise ConfigError(
+            f"'{name}' is the form of bace compare. Give hyper-parameters one by one, as in --method {title} "
+            f"--method.{first} VALUE (in Python: method={{'name': '{title}', ...}})"
+        )
     if not module:
         titles = [method.title for method in _all()]
         raise ConfigError(f"there is no method '{name}'.{closest_name(name, [*titles, *installed])}")

@@ -43,8 +43,8 @@ class ACIL(OnePass):
         o_rows="O is class 0 in every task, so the order of tasks does not matter; hidden entities count as O",
         reading="There is one pass over clean views, whatever the number of epochs. The encoder is the pre-trained one "
         "(the authors train a network on the first half of the classes). Random features follow the authors' code: "
-        "ReLU(f B) with B uniform in ±1/sqrt(width) and no bias. `gamma` is the authors'; for features as long as a "
-        "ViT's it is too small where there are about as many examples as random features (docs/results.md).",
+        "ReLU(f B) with B uniform in ±1/sqrt(width) and no bias. `gamma` is the authors'; for features with norms as "
+        "large as a ViT's it is too small where there are about as many examples as random features (docs/results.md).",
     )
 
     projection: Tensor  # (width, expansion) B
