@@ -805,6 +805,25 @@ def test_learn_begins_a_model_and_teaches_it_further_classes(
     assert "add --new" in capsys.readouterr().err
 
 
+def test_learn_keeps_the_columns_and_names_its_own_options_in_errors(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, words = str(tmp_path / "model"), ["--config", str(tmp_path / "more.yaml")]
+    (tmp_path / "more.yaml").write_text(f"method: simplecil\nbackbone: {tiny.bert}\n")
+    (tmp_path / "first.csv").write_text("id,body,subject\n1,w1 w2,one\n2,w11 w12,two\n")
+    (tmp_path / "second.csv").write_text("id,body,subject\n1,w21 w22,three\n")
+    assert main(["learn", model, str(tmp_path / "first.csv"), "--new", *words]) == 2
+    assert "Name them with --column and --label_column" in capsys.readouterr().err
+    columns = ["--column", "body", "--label_column", "subject"]
+    say(capsys, "learn", model, str(tmp_path / "first.csv"), "--new", *words, *columns)
+    assert "knows 3 classes" in say(capsys, "learn", model, str(tmp_path / "second.csv"))
+    assert len(rows_of(capsys, model, str(tmp_path / "second.csv"))) == 1
+    sentences = tmp_path / "words.conll"
+    sentences.write_text("w1 B-person\n")
+    assert main(["learn", model, str(sentences), "--column", "tokens", "--label_column", "ner_tags"]) == 2
+    assert "holds sentences, not texts: give it to a model of sentences" in capsys.readouterr().err
+
+
 def test_learn_reads_texts_that_end_like_names_of_pictures_as_texts(
     tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

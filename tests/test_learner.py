@@ -117,6 +117,21 @@ def test_only_classes_with_examples_are_learned_from_a_part_of_a_set_that_names_
     assert own.partial_fit(tmp_path / "second.parquet").classes_ == ["x", "z", "y"]
 
 
+def test_files_and_tables_are_read_as_data_of_the_kind_that_was_learned(tiny: Any, tmp_path: Path) -> None:
+    """Words are in a file of any name, and paths are in the named column."""
+    pandas = pytest.importorskip("pandas")
+    (tmp_path / "words.ner").write_text("w1 B-river\nw2 O\n")
+    own = learner(tiny, "token", "simplecil").partial_fit(*training_examples(tiny, "token", (0, 1)))
+    assert own.partial_fit(tmp_path / "words.ner").classes_[-1] == "river"
+    x, y = training_examples(tiny, "image", (0, 1))
+    Image.fromarray(x[0]).save(tmp_path / "1.png")
+    (tmp_path / "list.csv").write_text("photo,label\n1.png,cat\n")
+    rows = pandas.DataFrame({"photo": [str(tmp_path / "1.png")], "label": ["dog"]})
+    for data, name in ((tmp_path / "list.csv", "cat"), (rows, "dog")):
+        own = learner(tiny, "image", "simplecil", **{"benchmark.input_column": "photo"})
+        assert own.partial_fit(x, y).partial_fit(data).classes_[-1] == name
+
+
 @pytest.mark.parametrize("made", ["folder", "sentence-transformers", "own"])
 def test_strings_are_texts_for_an_encoder_of_texts_and_paths_for_one_of_pictures(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str

@@ -1,10 +1,17 @@
 """bace learn"""
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bace.errors import ConfigError
+from bace.errors import ConfigError, DataError
 from bace.progress import tell
+
+if TYPE_CHECKING:
+    from bace.data.modality import Table
+    from bace.learner import Learner
+
+COLUMNS = {"benchmark.input_column": "--column", "benchmark.label_column": "--label_column"}  # settings and options
 
 
 def command(
@@ -28,7 +35,8 @@ def command(
     Args:
         model: the folder of a saved learner; with --new, the folder to create.
         data: labelled data: class folders, a CSV, JSONL, Parquet or CoNLL file, a folder with train.csv, or a hub id.
-        new: begin a model with these data. The options up to --config belong to --new, and later calls keep them.
+        new: begin a model with these data. The options up to --config belong to --new, and later calls keep them and
+            the names of the columns.
         method: a name of `bace list methods`; the default is one that suits the data (docs/learner.md).
         backbone: a name of `bace list backbones`, a folder, a weights file or a hub id.
         memory: the number of examples that the model keeps.
@@ -38,35 +46,48 @@ def command(
         trust: allow a method of your own that MODEL or the file names to be imported, which runs its code.
     """
     from bace.cli.settings import from_file, import_typed
-    from bace.data.table import read
     from bace.learner import Learner
 
     typed = {"method.name": method, "backbone.name": backbone, "memory.size": memory}
     given: dict[str, Any] = {key: value for key, value in typed.items() if value is not None}
+    named = {setting: name for setting, name in zip(COLUMNS, (column, label_column), strict=True) if name is not None}
     if new:
         check_free(model)
         if method:
             import_typed(method)
-        learner = Learner(**{**from_file(config, trust=trust), **given})
+        learner = Learner(**{**from_file(config, trust=trust), **given, **named})
     elif given or config:
         raise ConfigError("--method, --backbone, --memory and --config are settings of a new model: add --new")
     elif not model.exists():
         raise ConfigError(f"there is no model '{model}': add --new to begin one")
     else:
         learner = Learner.load(model, trust=trust)
-    table = read(
-        data,
-        modality=learner.modality,
-        input_column=column,
-        label_column=label_column,
-        image_size=learner.picture,
-    ).present()
+    table = read_as_before(learner, data, named)
     tell(f"learning {len(table)} {table.modality.plural} of {', '.join(table.names)}")
     learner.partial_fit(table)
-    if new and method is None:
+    if new and "method" in learner.history_[0]:
         tell(f"the method is {learner.history_[0]['method']}")
     learner.save(model)
     print(f"{model} knows {len(learner.classes_)} classes: {', '.join(map(str, learner.classes_))}")
+
+
+def read_as_before(learner: "Learner", data: str, named: dict[str, str]) -> "Table":
+    """The data as the learner reads them: of its modality, and from the named columns or those of its first call."""
+    from bace.config.parse import flatten
+    from bace.data.table import read
+
+    inputs, labels = ((flatten(learner.get_params()) | named).get(setting) for setting in COLUMNS)
+    try:
+        table = read(
+            data,
+            modality=learner.modality,
+            input_column=inputs,
+            label_column=labels,
+            image_size=learner.picture,
+        )
+    except DataError as error:
+        raise DataError(re.sub("|".join(COLUMNS), lambda setting: COLUMNS[setting[0]], str(error))) from error
+    return table.present()
 
 
 def check_free(model: Path) -> None:

@@ -61,6 +61,7 @@ def read(
 def from_records(
     rows: Any,
     *,
+    modality: str | None = None,
     input_column: str | Sequence[str] | None = None,
     label_column: str | None = None,
     **pictures: Unpack[PictureOptions],
@@ -75,7 +76,8 @@ def from_records(
     if not all(isinstance(record, dict) for record in records):
         raise DataError(f"a {type(rows).__name__} has no columns with labels: give the labels as the second argument.")
     raw = _with_names(in_records(records), rows)
-    return _table_of(raw, None, input_column, label_column, None, None, pictures)
+    asked = None if modality is None else find_modality(modality)
+    return _table_of(raw, asked, input_column, label_column, None, None, pictures)
 
 
 def _with_names(raw: Raw, rows: Any) -> Raw:
@@ -306,9 +308,9 @@ def _choose_columns(
     fitting = [known for known in MODALITIES.values() if known is not asked and _fits(known, raw)]
     if asked and fitting:
         raise DataError(
-            f"{raw.source} holds {fitting[0].plural}, but you asked for {asked.plural}: use the benchmark "
-            f"{fitting[0].own_data}, or name the columns with benchmark.input_column and benchmark.label_column. "
-            f"Columns: {columns}."
+            f"{raw.source} holds {fitting[0].plural}, not {asked.plural}: give it to a model of {fitting[0].plural} "
+            f"(`bace run --benchmark {fitting[0].own_data}`), or name the columns with benchmark.input_column and "
+            f"benchmark.label_column. Columns: {columns}."
         )
     raise DataError(
         f"{raw.source} has no column of {f'{asked.name} inputs' if asked else 'pictures, sentences or texts'} "

@@ -540,10 +540,8 @@ class Learner(ModelHubMixin):
             return from_arrays(x, y, encoder=self._reads, **options)
         given = flatten(self._given)
         inputs, label = given.get("benchmark.input_column"), given.get("benchmark.label_column")
-        if isinstance(x, str | Path):
-            table = read(x, input_column=inputs, label_column=label, **options)
-        else:
-            table = from_records(x, input_column=inputs, label_column=label, **options)
+        reading = read if isinstance(x, str | Path) else from_records
+        table = reading(x, modality=self.modality, input_column=inputs, label_column=label, **options)
         return table.present()  # a part of a set may name all classes of the set, which later calls bring
 
     def _reads(self) -> str | None:
