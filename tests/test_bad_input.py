@@ -597,6 +597,16 @@ def _(place: Place) -> Action:
     return taught(place, np.zeros((4, 8, 8, 2), np.uint8), ["x", "x", "y", "y"])
 
 
+@row("sentences without entities", DataError, "all words of these sentences are tagged O", "with entities")
+def _(place: Place) -> Action:
+    return lambda: place.learner("token").partial_fit([["w1", "w2"]], [["O", "O"]])
+
+
+@row("a name with NUL, which marks forgotten classes", DataError, r"class '\\x00cat'", "another name")
+def _(place: Place) -> Action:
+    return taught(place, place.examples((2,))[0], ["\0cat"] * 10)
+
+
 @row("fewer labels than pictures", DataError, "10 examples but 1 labels", "one label per example")
 def _(place: Place) -> Action:
     return taught(place, place.examples((2,))[0], ["cat"])

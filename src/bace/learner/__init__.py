@@ -557,6 +557,10 @@ class Learner(ModelHubMixin):
         """The known classes of a call, if the learner can learn more examples of them."""
         if not self._complete:
             raise ConfigError("a model loaded from a run can only predict: its memory's examples are in the benchmark")
+        if not table.names:  # only sentences can show none
+            raise DataError(f"all words of these {table.modality.plural} are tagged O: give some with entities.")
+        if nul := [name for name in table.names if "\0" in name]:  # marks the names of forgotten classes (`_all_named`)
+            raise DataError(f"class {nul[0]!r} has the character NUL in its name: give it another name.")
         known = [name for name in table.names if any(name in names for names in self.tasks)]
         if known and self.method is not None and not self.method.takes_known:
             can = ", ".join(sorted(method.title for method in methods.METHODS if method.takes_known))
