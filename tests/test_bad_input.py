@@ -225,6 +225,16 @@ def _(place: Place) -> Action:
     return with_config(place, b"- method\n- er\n")
 
 
+@row("config with a setting without a value", 2, r"backbone\.name has no value", "leave it out")
+def _(place: Place) -> Action:
+    return with_config(place, b"method: er\nbackbone:\n")
+
+
+@row("config with a hyper-parameter without a value", 2, r"method\.alpha has no value", "leave it out")
+def _(place: Place) -> Action:
+    return with_config(place, b"method:\n  name: bace\n  alpha:\n")
+
+
 @row("config that is empty", 2, r"my\.yaml' is empty", "'method: bace'")
 def _(place: Place) -> Action:
     return with_config(place, b"")

@@ -197,6 +197,11 @@ def test_a_printed_config_read_again_is_the_same(
     assert say(capsys, "run", "--config", str(tmp_path / "again.yaml"), "--print_config") == printed
 
 
+def test_a_hyper_parameter_may_have_no_value_where_it_says_so() -> None:
+    assert config_from({"method": {"name": "slca", "lr": None}}).method["lr"] is None
+    assert config_from({"train.clip": None}).train.clip is None
+
+
 def test_a_configuration_can_be_changed_without_changing_the_next_one() -> None:
     one, expected = config_from({"method": "er"}), config_from({"method": "er"})
     one.studies.append("bias")

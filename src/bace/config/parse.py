@@ -105,9 +105,11 @@ def config_from(given: Mapping[str, Any]) -> Config:
     names = {key: str(settings.get(key, default)) for key, default in DEFAULT_NAMES.items()}
     method, benchmark = find_method(names["method.name"]), find_benchmark(names["benchmark.name"])
     usual = default_settings(method)  # type: ignore[arg-type]  # classes are hashable
-    for key in settings:
+    for key, value in settings.items():
         if key not in usual:
             raise ConfigError(unknown_setting(key, method))
+        if value is None and usual[key] is not None and not _takes_none(method, key):  # jsonargparse lets it pass
+            raise ConfigError(f"{key} has no value: give it one, or leave it out")
     given = {**benchmark.defaults, **settings, **names}
     changed = {key: value for key, value in given.items() if not _is_default(value, usual.get(key))}
     try:
@@ -119,6 +121,12 @@ def config_from(given: Mapping[str, Any]) -> Config:
     if config.train.early_stop and not config.benchmark["val_fraction"]:
         raise ConfigError("train.early_stop needs validation data: set benchmark.val_fraction, for example to 0.1")
     return config
+
+
+def _takes_none(method: type[Method], key: str) -> bool:
+    """Whether a setting whose default is a value may have none, which only hyper-parameters may."""
+    parameter = method.hyper_parameters().get(key.removeprefix("method.")) if key.startswith("method.") else None
+    return parameter is not None and re.search("None|Optional", str(parameter.annotation)) is not None
 
 
 def current(given: Mapping[str, Any], *, complete: bool = True) -> dict[str, Any]:
