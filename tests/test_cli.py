@@ -794,6 +794,19 @@ def test_predict_opens_comparisons_and_saved_learners(
     assert [row["class"] for row in taught] == learner.predict(["w1 w2 w3", "w41 w42"])
 
 
+def test_predict_names_the_picture_that_it_cannot_read(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = tmp_path / "pictures"
+    shutil.copytree(tiny.folder / "pictures" / "train", pictures)
+    words = ["--new", "--backbone", tiny.vit, "--method", "simplecil"]
+    say(capsys, "learn", str(tmp_path / "model"), str(pictures), *words)
+    broken = pictures / "bee" / "größe.png"
+    broken.write_bytes((pictures / "bee" / "0.png").read_bytes()[:60])
+    assert main(["predict", str(tmp_path / "model"), str(pictures)]) == 2
+    assert f"the picture '{broken}' cannot be decoded (image file is truncated)" in capsys.readouterr().err
+
+
 # -- learn
 
 

@@ -138,3 +138,10 @@ def test_a_method_that_adapts_to_each_example_is_refused(tiny: Any, tmp_path: Pa
     with pytest.raises(ConfigError, match="learned nothing yet"):
         export(bace.Learner("er"), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_model_is_traced(tiny: Any, tmp_path: Path) -> None:
+    learner = taught(tiny, "SimpleCIL", "image")
+    for place, why in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.onnx", "in a folder that does not exist")):
+        with pytest.raises(ConfigError, match=rf"{why}: name a file in a folder that exists"):
+            export(learner, place)

@@ -496,7 +496,7 @@ def test_the_command_says_what_is_wrong(
     folder = str(services("text").folder)
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         assert main(["serve", folder, "--port", str(taken.getsockname()[1])]) == 2
-    assert "choose another --port" in capsys.readouterr().err
+    assert "choose another --host or --port" in capsys.readouterr().err
     assert main(["serve", folder, "--batch", "0"]) == 2
     assert "--batch is 0" in capsys.readouterr().err
     assert main(["serve", folder, "--max_total", "8"]) == 2

@@ -68,7 +68,7 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
             damage = f"{type(error).__name__}: {error}"
         warnings.warn(f"checkpoint '{path}' is damaged ({damage}); using the previous one", stacklevel=2)
     if numbers:
-        raise CheckpointError(f"every checkpoint in '{folder}' is damaged: start the run again in another folder")
+        raise CheckpointError(f"every checkpoint in '{folder}' is damaged: start again in another folder")
     return None
 
 

@@ -201,11 +201,11 @@ def _decode(picture: Any, where: str, image_size: Size | None, channels: int) ->
                 with _one_at_a_time if pixels > LARGE else nullcontext():
                     image = _plain(opened, channels)
     except FileNotFoundError as error:
-        raise DataError(f"{where}: there is no picture {picture}.") from error
+        raise DataError(f"{where}: there is no picture '{picture}'. Check the path.") from error
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error on broken bytes
-        what = f"'{picture}'" if isinstance(picture, Path) else "it"
-        why = f"{what} is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
-        raise DataError(f"{where}: the picture cannot be decoded ({why}). Replace or remove it.") from error
+        file = f" '{picture}'" if isinstance(picture, Path) and str(picture) not in where else ""
+        why = f"it is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{where}: the picture{file} cannot be decoded ({why}). Replace or remove it.") from error
     if image_size is not None:
         height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
         if image.size != (width, height):  # crop the centre to that shape and scale it; Pillow's bicubic antialiases

@@ -81,6 +81,9 @@ def export(learner: Learner, path: str | Path, format: Format = "onnx") -> None:
         raise ConfigError("this learner has learned nothing yet: there is nothing to export")
     if modality not in PREDICTORS:
         raise ConfigError(f"models of {modality} data cannot be exported: only {', '.join(PREDICTORS)} models can")
+    if Path(path).is_dir() or not Path(path).parent.is_dir():  # known before the model is traced, which takes long
+        said = "is a folder" if Path(path).is_dir() else "is in a folder that does not exist"
+        raise ConfigError(f"'{path}' {said}: name a file in a folder that exists")
     if why := method.not_exportable:
         raise ConfigError(f"{method.title} cannot be exported: {why}")
     predictor = PREDICTORS[modality](method)

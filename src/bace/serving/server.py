@@ -280,7 +280,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"the server cannot listen at {host}, port {port} ({why}): choose another --port") from error
+        said = f"the server cannot listen at {host}, port {port} ({why})"
+        raise ConfigError(f"{said}: choose another --host or --port") from error
 
 
 def serve(
