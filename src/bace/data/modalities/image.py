@@ -54,7 +54,7 @@ class Image(Modality):
         return all(isinstance(item, str) and Path(item).suffix.lower() in decode.IMAGE_SUFFIXES for item in examples)
 
     def from_array(self, array: Any, options: PictureOptions) -> Tensor:
-        if array.ndim == 3 and array.shape[-1] in (3, 4):  # not many grey pictures, three or four pixels wide
+        if array.ndim == 3 and array.shape[-1] == 3:  # not many grey pictures, three pixels wide
             raise DataError(f"an array of shape {tuple(array.shape)} is one picture in colour: put it in a list.")
         pixels, (image_size, channels, memory_limit) = decode.channels_last(array), _settings(options)
         if image_size is None or tuple(pixels.shape[1:3]) == image_size:
