@@ -1,0 +1,104 @@
+"""The experiments behind two explanations in docs/results.md, outside of the training loop, on features of the
+pre-trained encoders.
+
+    BACE_DATA=DATA BACE_MODELS=MODELS python benchmarks/explanations.py acil|seqstar
+
+acil: ridge regression on random features of desk CIFAR-100, after each of ten tasks, for several numbers of features
+and ridges. With a small ridge, accuracy dips where there are as many images as features.
+
+seqstar: a cosine head on topics-desk whose rows are learned task by task on new texts alone, with the features as they
+are and with the mean feature of the first task subtracted.
+"""
+
+import argparse
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bace.config.parse import config_from
+from bace.experiments.assemble import assemble
+
+Part = list[tuple[Tensor, Tensor]]  # of each task: (examples, width) features, (examples,) classes
+
+
+def features(settings: dict[str, Any]) -> tuple[Part, Part]:
+    """Of the training and the test examples."""
+    method, stream = assemble(config_from({"method": "SimpleCIL", "train.threads": 1, **settings}))
+    found: tuple[Part, Part] = ([], [])
+    for task in stream:
+        with stream.licence("evaluation", torch.cat([task.train, task.test])):
+            for part, examples in zip(found, (task.train, task.test), strict=True):
+                part.append((method.outputs(examples).features, stream.labels(examples)[1]))
+    return found
+
+
+def accuracy(scores: Any, asked: Part) -> float:
+    """In percent, the mean over tasks."""
+    return 100 * sum(float((scores(x).argmax(1) == y).float().mean()) for x, y in asked) / len(asked)
+
+
+def acil() -> None:
+    cifar = {"benchmark.path": str(Path(os.environ["BACE_DATA"]) / "cifar100"), "benchmark.tasks": 10}
+    few = {"benchmark.train_per_class": 40, "benchmark.test_per_class": 20, "benchmark.augment": False}
+    backbone = {"backbone": "vit-tiny", "backbone.image_size": 112}
+    train, test = features({"benchmark": "my-images", **cifar, **few, **backbone})
+    train, test = ([(x.double(), y) for x, y in part] for part in (train, test))
+    print(f"mean norm of the features: {train[0][0].norm(dim=1).mean():.1f}")
+    for count in (1000, 2000, 3000):
+        rng, width = torch.Generator().manual_seed(0), train[0][0].shape[1]
+        B = (2 * torch.rand(width, count, generator=rng, dtype=torch.float64) - 1) / math.sqrt(width)
+        found: dict[float, list[str]] = {0.1: [], 1000.0: []}
+        G, Q = torch.zeros(count, count, dtype=torch.float64), torch.zeros(count, 100, dtype=torch.float64)
+        for t, (x, y) in enumerate(train):
+            H = torch.relu(x @ B)
+            G, Q = G + H.T @ H, Q + H.T @ F.one_hot(y, 100).double()
+            for ridge, row in found.items():
+                W = torch.linalg.solve(G + ridge * torch.eye(count, dtype=torch.float64), Q)[:, : 10 * (t + 1)]
+                row.append(f"{accuracy(lambda x, B=B, W=W: torch.relu(x @ B) @ W, test[: t + 1]):.1f}")
+        for ridge, row in found.items():
+            print(f"{count} features, ridge {ridge:g}, after 400, 800, ... images: {' '.join(row)}", flush=True)
+
+
+def seqstar() -> None:
+    train, test = features({"benchmark": "topics-desk"})
+    mean = train[0][0].mean(0)
+    for name, other in (("its own task", train[0][0]), ("the next task", train[1][0])):
+        cosine = F.cosine_similarity(train[0][0], other.mean(0)[None]).mean()
+        print(f"cosine of a text with the mean of {name}: {cosine:.2f}")
+    for steps in (200, 1000):
+        for said, shift in (("as they are", torch.zeros_like(mean)), ("without the first task's mean", mean)):
+            score = cosine_rows(train, test, shift, steps)
+            print(f"{steps} steps, features {said}: A_last {score:.1f}", flush=True)
+
+
+def cosine_rows(train: Part, test: Part, shift: Tensor, steps: int, scale: float = 16.0) -> float:
+    """The accuracy after all tasks. Rows of earlier tasks stay, and rows of later tasks take part from the start."""
+    torch.manual_seed(0)
+    sizes = [len(y.unique()) for _, y in train]
+    rows, known = torch.nn.Parameter(0.05 * torch.randn(sum(sizes), len(shift))), 0
+
+    def logits(x: Tensor, rows: Tensor) -> Tensor:
+        return scale * F.normalize(x - shift, dim=1) @ F.normalize(rows, dim=1).T
+
+    for (x, y), size in zip(train, sizes, strict=True):
+        optimiser, old = torch.optim.AdamW([rows], lr=1e-3, weight_decay=0.0), rows.detach()[:known].clone()
+        for _ in range(steps):
+            batch = torch.randint(len(x), (16,))
+            loss = F.cross_entropy(logits(x[batch], torch.cat([old, rows[known:]])), y[batch])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        known += size
+    return accuracy(lambda x: logits(x, rows.detach()), test)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", choices=("acil", "seqstar"))
+    torch.set_num_threads(1)
+    {"acil": acil, "seqstar": seqstar}[parser.parse_args().experiment]()
