@@ -22,6 +22,7 @@ from bace.models.encoder import Encoder, freeze_prefix
 from bace.models.image_encoder import ImageEncoder
 from bace.models.loading import FAMILIES as ENCODERS
 from bace.models.loading import describe_backbone, load_encoder
+from bace.models.plain_vit import ACTIVATIONS
 from bace.models.text_encoder import TextEncoder
 from bace.models.weights import read_weights
 
@@ -352,6 +353,55 @@ def test_a_classifier_checkpoint_and_half_precision_load_as_float32(tmp_path):
     inputs = tiny_inputs("vit")
     with torch.no_grad():
         torch.testing.assert_close(encoder(inputs), reference(model, inputs).last_hidden_state, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_of_a_vit_is_that_of_transformers(tmp_path, activation):
+    model = tiny_model("vit", hidden_act=activation)
+    encoder, inputs = load_encoder(save(model, tmp_path)), tiny_inputs("vit")
+    with torch.no_grad():
+        close(encoder(inputs), reference(model, inputs).last_hidden_state)
+
+
+def test_a_vit_without_biases_and_one_in_two_files_load(tmp_path):
+    model, inputs = tiny_model("vit", qkv_bias=False), tiny_inputs("vit")
+    model.save_pretrained(tmp_path, max_shard_size=4000)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    with torch.no_grad():
+        close(load_encoder(str(tmp_path))(inputs), reference(model, inputs).last_hidden_state)
+
+
+def test_a_vit_in_training_has_the_gradients_and_the_dropout_of_transformers(tmp_path):
+    model = tiny_model("vit", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2).train()
+    encoder, inputs = load_encoder(save(model, tmp_path)).train(), tiny_inputs("vit")
+    found = []
+    for network in (encoder, lambda inputs: model(**inputs).last_hidden_state):
+        torch.manual_seed(0)
+        network(inputs).square().sum().backward()
+    for name, parameter in encoder.blocks.named_parameters():
+        expected = model.layers.get_parameter(name).grad
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-4)
+        found.append(expected.abs().max())
+    assert min(found) > 0
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "reason"),
+    [
+        ("hidden_size", "32", "'hidden_size' should be of type int, but is '32'"),
+        ("num_attention_heads", 5, "a width of 32 cannot be divided among 5 heads"),
+        ("hidden_act", "tan", "'hidden_act' is 'tan', none of gelu,"),
+        ("patch_size", 0, "'patch_size' should be at least 1, but is 0"),
+        ("num_hidden_layers", 9, "lacks 96 tensors of a vit model, such as layers.3."),
+        ("intermediate_size", 7, "does not fit .*RuntimeError: size mismatch"),
+    ],
+)
+def test_a_vit_whose_configuration_is_wrong_says_so(saved, tmp_path, entry, value, reason):
+    folder = Path(save(saved["vit"][0], tmp_path))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, entry: value}))
+    with pytest.raises(DataError, match=reason):
+        load_encoder(str(folder))
 
 
 def test_dinov2_with_swiglu_loads(tmp_path):

@@ -34,3 +34,17 @@ import sys
 assert "torch._dynamo" not in sys.modules
 """
     assert imported(code) == {"torch"}
+
+
+def test_a_run_on_pictures_begins_without_transformers():
+    code = """
+import bace
+class Begun(Exception): ...
+def show(done, text):
+    raise Begun
+try:
+    bace.run(benchmark="digits", method="bace", show=show)
+except Begun:
+    pass
+"""
+    assert "transformers" not in imported(code)

@@ -1,6 +1,6 @@
 """Load an encoder by a name, from a folder or from a file.
 
-`transformers` takes a second or more to import, so it is imported where it is used.
+`transformers` takes four seconds to import, so it is imported where it is used.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,11 @@ from bace.models.deberta import DebertaEncoder
 from bace.models.encoder import Encoder
 from bace.models.image_encoder import IMAGENET_MEAN, IMAGENET_STD, ImageEncoder
 from bace.models.modernbert import ModernBertEncoder
+from bace.models.plain_vit import ViTConfig
 from bace.models.pooling import read_sentence_folder
 from bace.models.text_encoder import TextEncoder
-from bace.models.vit import ClipEncoder, DeiTEncoder, Dinov2Encoder, ViTEncoder, fill_vit
-from bace.models.weights import first_line, read_json, read_weights
+from bace.models.vit import ClipEncoder, DeiTEncoder, Dinov2Encoder, ViTEncoder, filled_vit, vit_of_shape
+from bace.models.weights import first_line, read_folder_of_vit, read_json, read_weights
 
 FAMILIES: dict[str, type[ImageEncoder] | type[TextEncoder]] = {  # by the `model_type` of config.json
     "vit": ViTEncoder,
@@ -116,7 +117,7 @@ _Loaded = tuple[type[ImageEncoder] | type[TextEncoder], nn.Module, dict[str, Any
 def _load_file(path: Path, name: str) -> _Loaded:
     weights = read_weights(path)
     try:
-        model = fill_vit(weights)
+        model = vit_of_shape(weights)
     except (RuntimeError, ValueError, IndexError, KeyError) as error:  # torch lists the tensors, one a line
         reason = str(error).splitlines()[-1].strip()
         raise DataError(f"{path} is not a plain ViT with a square grid of positions: {reason}") from error
@@ -136,35 +137,51 @@ def _load_folder(folder: Path) -> _Loaded:
             f"{config_file} has model_type {model_type!r}, which is not supported. Supported: {', '.join(FAMILIES)}."
         )
     family = FAMILIES[model_type]
-    weights = _check_weights(folder)
-    import transformers
-
-    options: dict[str, Any] = {"add_pooling_layer": False} if family.has_pooler else {}
-    with _quiet():
-        try:
-            model, info = getattr(transformers, family.transformers_class).from_pretrained(
-                folder,
-                dtype=torch.get_default_dtype(),
-                attn_implementation=prefix_attention.register() if family.takes_prefixes else family.attention,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                **options,
-            )
-        except Exception as error:  # transformers raises many kinds; to the user they all mean the same
-            raise DataError(
-                f"{weights} does not fit {config_file} ({type(error).__name__}: {first_line(error)}). "
-                "Get both from the same model again."
-            ) from error
-    missing = sorted(info["missing_keys"])
-    if missing:  # transformers would draw these at random and mention it only in its log
+    weights, parts = _check_weights(folder)
+    model: nn.Module
+    try:
+        if family is ViTEncoder:
+            model, missing = filled_vit(ViTConfig.from_dict(read_json(config_file)), read_folder_of_vit(parts))
+        else:
+            model, missing = _from_transformers(family, folder)
+    except Exception as error:  # transformers raises many kinds; to the user they all mean the same
+        lines = str(error).splitlines() or [""]
+        reason = lines[-1 if isinstance(error, RuntimeError) else 0].strip()  # torch lists the tensors, one a line
+        raise DataError(
+            f"{weights} does not fit {config_file} ({type(error).__name__}: {reason}). "
+            "Get both from the same model again."
+        ) from error
+    if missing:
         raise DataError(f"{weights} lacks {len(missing)} tensors of a {model_type} model, such as {missing[0]}.")
     preprocessing = folder / "preprocessor_config.json"
     return family, model, read_json(preprocessing) if preprocessing.exists() else {}
 
 
-def _check_weights(folder: Path) -> Path:
-    """The file with the weights (or with the index of their parts), after a check of every header."""
+def _from_transformers(family: type[Encoder], folder: Path) -> tuple[nn.Module, list[str]]:
+    """A model, and the names of the tensors that its files lack, which transformers draws at random."""
+    import transformers
+
+    with _quiet():
+        model, info = getattr(transformers, family.transformers_class).from_pretrained(
+            folder,
+            dtype=torch.get_default_dtype(),
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **transformers_options(family),
+        )
+    return model, sorted(info["missing_keys"])
+
+
+def transformers_options(family: type[Encoder]) -> dict[str, Any]:
+    """How a model of this family is made by transformers."""
+    attention = prefix_attention.register() if family.takes_prefixes else family.attention
+    pooler = {"add_pooling_layer": False} if family.has_pooler else {}
+    return {"attn_implementation": attention, **pooler}
+
+
+def _check_weights(folder: Path) -> tuple[Path, list[Path]]:
+    """The file with the weights (or with the index of their parts) and the parts, after a check of every header."""
     from safetensors import SafetensorError, safe_open
 
     weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
@@ -187,7 +204,7 @@ def _check_weights(folder: Path) -> Path:
                 pass
         except (SafetensorError, OSError) as error:
             raise DataError(f"{part} cannot be read ({first_line(error)}): it is cut short or damaged.") from error
-    return weights
+    return weights, parts
 
 
 @contextmanager

@@ -9,23 +9,25 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
+from torch import nn
 
 from bace.data.modalities.text import KeptTokenizer, tokenizer_of
 from bace.errors import CheckpointError
-from bace.models import prefix_attention
 from bace.models.backbones import backbone_path
 from bace.models.encoder import Encoder
 from bace.models.image_encoder import ImageEncoder
-from bace.models.loading import FAMILIES
+from bace.models.loading import FAMILIES, transformers_options
 from bace.models.model import parameter_count
+from bace.models.plain_vit import PlainViT, ViTConfig
 from bace.models.pooling import Pooling
 from bace.models.text_encoder import TextEncoder
+from bace.models.vit import ViTEncoder
 from bace.models.weights import raw_bytes
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -85,20 +87,16 @@ def pack(encoder: Encoder, name: str) -> Packed | None:
 
 def unpack(packed: Packed, most: int) -> Encoder:
     """The encoder with at most `most` weights, which are still to be filled in."""
-    import transformers
-
     family = FAMILIES[packed.config["model_type"]]
-    kind = getattr(transformers, family.transformers_class)
-    config = kind.config_class.from_dict({key: value for key, value in packed.config.items() if key not in LEFT_OUT})
-    options: dict[str, Any] = {"add_pooling_layer": False} if family.has_pooler else {}
-    options["attn_implementation"] = prefix_attention.register() if family.takes_prefixes else family.attention
+    about = {key: value for key, value in packed.config.items() if key not in LEFT_OUT}
+    config, make = _maker(family, about)
     if not 0 < config.num_hidden_layers <= MOST_LAYERS:
         raise CheckpointError(f"its encoder has {config.num_hidden_layers} layers: at most {MOST_LAYERS} are read")
     with torch.device("meta"):  # parameters are counted before any memory is allocated
-        count = parameter_count(kind._from_config(config, dtype=torch.get_default_dtype(), **options))
+        count = parameter_count(make())
     if count > most:
         raise CheckpointError(f"its encoder has {count:,} parameters, but there are {most:,} numbers in the file")
-    model = kind._from_config(config, dtype=torch.get_default_dtype(), **options)
+    model = make()
     if issubclass(family, ImageEncoder):
         preparation = {"image_mean": list(packed.mean), "image_std": list(packed.std)}
         return family(model, preparation, packed.image_size).eval()
@@ -106,6 +104,18 @@ def unpack(packed: Packed, most: int) -> Encoder:
     encoder.pooling, encoder.normalised = cast(Pooling, packed.pooling), packed.normalised
     encoder.tokenizer = KeptTokenizer(read_tokenizer(packed.tokenizer))
     return encoder
+
+
+def _maker(family: type[Encoder], about: dict[str, Any]) -> tuple[Any, Callable[[], nn.Module]]:
+    """The configuration of an encoder, and a function that makes its model."""
+    if family is ViTEncoder:
+        shape = ViTConfig.from_dict(about)
+        return shape, lambda: PlainViT(shape)
+    import transformers
+
+    kind = getattr(transformers, family.transformers_class)
+    config, options = kind.config_class.from_dict(about), transformers_options(family)
+    return config, lambda: kind._from_config(config, dtype=torch.get_default_dtype(), **options)
 
 
 def revision(name: str) -> str | None:

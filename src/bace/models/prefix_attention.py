@@ -30,17 +30,18 @@ def attend(
     value: Tensor,  # the same
     attention_mask: Tensor | None,  # (examples, 1, 1, tokens), true where a token may be attended to; or with prefix
     prefix: Prefix | None = None,
-    **options: Any,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,  # None: 1 / sqrt(d)
+    **_: Any,  # what transformers' other attentions take
 ) -> tuple[Tensor, None]:  # (examples, tokens, heads, width of a head)
-    """softmax(Q [P_K ; K]^T / sqrt(d)) [P_V ; V]. Without a prefix this is transformers' own attention."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
+    """softmax(Q [P_K ; K]^T / sqrt(d)) [P_V ; V]. No token is masked for another one."""
     if prefix is not None and prefix[0].shape[1]:
         key, value = (torch.cat([by_head(p, own), own], 2) for p, own in zip(prefix, (key, value), strict=True))
         if attention_mask is not None:  # every token attends to the whole prefix, unless the mask covers it, too
             attention_mask = F.pad(attention_mask, (key.shape[2] - attention_mask.shape[-1], 0), value=True)
-    attended: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
-    return attended, None
+    attended = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
+    return attended.transpose(1, 2).contiguous(), None
 
 
 def by_head(

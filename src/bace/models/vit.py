@@ -1,19 +1,22 @@
 """ViT, DeiT, DINOv2 and CLIP's image tower."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from bace.models import prefix_attention
 from bace.models.image_encoder import CLIP_MEAN, CLIP_STD, ImageEncoder
+from bace.models.plain_vit import PlainViT, ViTConfig
 from bace.models.weights import Weights
 
 
 class ViTEncoder(ImageEncoder):
-    transformers_class = "ViTModel"
     blocks_at = "layers"
     default_mean = default_std = (0.5, 0.5, 0.5)
+
+    def _embed(self, pixels: Tensor) -> Tensor:
+        return cast(Tensor, self.embeddings(pixels))
 
 
 class DeiTEncoder(ImageEncoder):
@@ -67,13 +70,10 @@ class ClipEncoder(ImageEncoder):
         return cast(Tensor, self.embeddings.get_submodule("norm")(super()._embed(pixels)))
 
 
-def fill_vit(weights: Weights) -> nn.Module:
+def vit_of_shape(weights: Weights) -> PlainViT:
     """A ViT whose shape is taken from its weights."""
-    from transformers import ViTConfig, ViTModel
-
     tensors = weights.tensors
-    projection = tensors["embeddings.patch_embeddings.projection.weight"]
-    width, channels, patch, _ = projection.shape
+    width, channels, patch, _ = tensors["embeddings.patch_embeddings.projection.weight"].shape
     grid = round((tensors["embeddings.position_embeddings"].shape[1] - 1) ** 0.5)
     config = ViTConfig(
         hidden_size=width,
@@ -84,12 +84,14 @@ def fill_vit(weights: Weights) -> nn.Module:
         patch_size=patch,
         num_channels=channels,
         layer_norm_eps=1e-6,  # of both JAX and timm; transformers' default is 1e-12
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        attn_implementation=prefix_attention.register(),
     )
+    return filled_vit(config, tensors)[0]
+
+
+def filled_vit(config: ViTConfig, tensors: Mapping[str, Tensor]) -> tuple[PlainViT, list[str]]:
+    """A ViT with its own of these tensors, and the names of those that it lacks."""
     with torch.device("meta"):  # only shapes, because all values are replaced
-        model: nn.Module = ViTModel(config, add_pooling_layer=False)
-    tensors = {key: tensor.to(torch.get_default_dtype()).contiguous() for key, tensor in tensors.items()}
-    model.load_state_dict(tensors, assign=True)
-    return model
+        model = PlainViT(config)
+    names = model.state_dict().keys() & tensors.keys()
+    copies = {name: tensors[name].to(torch.get_default_dtype(), copy=True).contiguous() for name in names}
+    return model, sorted(model.load_state_dict(copies, strict=False, assign=True).missing_keys)

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,6 +202,29 @@ def _from_jax(tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Tensor]
             out[f"{ours}.layernorm_{mine}.bias"] = take(f"{theirs}/{layer}/bias")
     take.check_rest("head/", "pre_logits/")
     return out, heads
+
+
+_FOLDER_PARTS = {  # transformers' names in the files of its hub -> in its models since version 5
+    "encoder.layer": "layers",
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+}
+
+
+def read_folder_of_vit(files: Sequence[Path]) -> dict[str, Tensor]:
+    """The tensors of a ViT that transformers saved, alone or as part of a classifier, in one file or several."""
+    found = {}
+    for path in files:
+        for name, tensor in _read_safetensors(path).items():
+            name = name.removeprefix("vit.")
+            for theirs, ours in _FOLDER_PARTS.items():
+                name = name.replace(theirs, ours)
+            found[name] = tensor
+    return found
 
 
 # small things
