@@ -33,9 +33,7 @@ from bace.methods import METHODS
 PATIENCE = 120  # seconds
 STEPS = 20  # the steps whose losses are compared
 PROCESSES = multiprocessing.get_context("forkserver")  # slow imports are done once for all processes
-PROCESSES.set_forkserver_preload(
-    ["bace.experiments.run", "transformers.models.vit.modeling_vit", "transformers.models.bert.modeling_bert"]
-)
+PROCESSES.set_forkserver_preload(["bace.experiments.run", "transformers.models.bert.modeling_bert"])
 
 
 class ListeningTrainer(Trainer):

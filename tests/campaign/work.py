@@ -27,7 +27,6 @@ PATIENCE = 120.0  # seconds that any case may take
 FUSE = 8 * 2**30  # bytes that a child may reserve beyond what it began with, so that the machine survives a campaign
 UNCAUGHT = 70  # exit code of a child whose function raised
 PRELOADED = (
-    "transformers.models.vit.modeling_vit",
     "transformers.models.bert.modeling_bert",
     "transformers.tokenization_utils_tokenizers",
     "pyarrow.parquet",

@@ -31,13 +31,13 @@ PATIENCE = 60.0  # seconds that a worker has to write its checkpoint when it is 
 
 
 def process_context() -> ForkServerContext | SpawnContext:
-    """The context that starts processes. On Linux they are forks of a server that has imported torch and transformers,
-    which takes seconds, but has computed nothing. On other systems, whose libraries do not survive a fork, each process
+    """The context that starts processes. On Linux they are forks of a server that has imported torch, which takes
+    seconds, but has computed nothing. On other systems, whose libraries do not survive a fork, each process
     is new."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "transformers.modeling_utils"])
+    context.set_forkserver_preload([__name__])
     return context
 
 

@@ -40,7 +40,9 @@ def attend(
         key, value = (torch.cat([by_head(p, own), own], 2) for p, own in zip(prefix, (key, value), strict=True))
         if attention_mask is not None:  # every token attends to the whole prefix, unless the mask covers it, too
             attention_mask = F.pad(attention_mask, (key.shape[2] - attention_mask.shape[-1], 0), value=True)
-    attended = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
+    attended = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+    )
     return attended.transpose(1, 2).contiguous(), None
 
 
