@@ -199,7 +199,7 @@ def test_a_run_folder_from_before_run_json_was_noted_still_opens(run: Path, tiny
 
 def test_a_run_that_is_asked_to_stop_saves_and_says_how_to_continue(tiny: Any, tmp_path: Path) -> None:
     """The run keeps the default, which writes no checkpoints by steps."""
-    settings = tiny.settings("image", method="ER", **{"train.epochs": 100, "train.threads": 1})
+    settings = tiny.settings("image", method="ER", **{"train.epochs": 40, "train.threads": 1})
     words = [word for key, value in settings.items() for word in (f"--{key}", json.dumps(value).strip('"'))]
     for number, wish in enumerate((signal.SIGTERM, signal.SIGHUP)):
         folder, err = tmp_path / f"run {number}", tmp_path / f"said {number}"

@@ -52,6 +52,13 @@ def learned(tiny: Any, method: Any, modality: str = "image", **changes: Any) -> 
     return Observation(trainer.method, trainer.stream[-1], trainer.results.matrix[-1])
 
 
+@pytest.fixture
+def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which it does not matter whether the classifiers of probing have converged."""
+    assert probing.fit_probe.__kwdefaults__ is not None
+    monkeypatch.setitem(probing.fit_probe.__kwdefaults__, "least_steps", 20)
+
+
 # -- the contract
 
 
@@ -59,6 +66,7 @@ def test_every_study_that_a_setting_names_exists():
     assert set(get_args(StudyName)) == set(STUDIES) == set(ALL)
 
 
+@pytest.mark.usefixtures("short_probes")
 @pytest.mark.parametrize(("method", "modality"), [("BaCE", "image"), ("ER", "text"), ("SEQ", "token")])
 def test_a_run_with_studies_has_the_weights_and_scores_of_one_without(tiny, tmp_path, method, modality):
     for name, studies in (("without", []), ("with", ALL)):
@@ -72,6 +80,7 @@ def test_a_run_with_studies_has_the_weights_and_scores_of_one_without(tiny, tmp_
     assert set(json.loads((tmp_path / "with" / "studies.json").read_text())) == set(ALL)
 
 
+@pytest.mark.usefixtures("short_probes")
 @pytest.mark.parametrize(
     ("method", "points"),
     [
@@ -93,6 +102,7 @@ def test_a_killed_and_resumed_run_finds_the_same(tiny, tmp_path, monkeypatch, me
         checks.assert_same(checks.final_state(folder), checks.final_state(tmp_path / "copied"))
 
 
+@pytest.mark.usefixtures("short_probes")
 def test_records_are_plain_json_in_the_checkpoint_and_without_pictures(tiny, tmp_path):
     bace.run(tiny.settings("image", method="SEQ", studies=ALL), out=tmp_path / "run")
     found = checkpoint.load(tmp_path / "run" / "checkpoints")
@@ -417,6 +427,7 @@ def test_bace_s_bias_is_learned_after_the_last_task(tiny):
     assert (found["A"][2], found["B"][2]) != (1.0, 0.0)
 
 
+@pytest.mark.usefixtures("short_probes")
 @pytest.mark.parametrize(
     ("method", "refused"),
     [("HAT", {"probing", "tracking", "bias"}), ("PODNet", {"tracking", "bias"}), ("GDumb", {"bias"})],
@@ -429,6 +440,7 @@ def test_a_study_that_does_not_apply_says_why(tiny, method, refused):
         assert method in found[name]["skipped"]
 
 
+@pytest.mark.usefixtures("short_probes")
 @pytest.mark.parametrize("method", [method.title for method in METHODS if "image" in method.modalities])
 def test_every_method_can_be_studied_or_it_is_said_why_not(tiny, method):
     changes = {"benchmark.tasks": [2, 1], "train.epochs": 1, "measure.fwt": False}
