@@ -220,7 +220,8 @@ def block_by_parts(family: str, block: Any, hidden: Tensor, mask: Tensor | None,
     if family == "deberta-v2":
         block = block.layer
     if family in ("vit", "deit"):
-        x = hidden + block.attention(block.layernorm_before(hidden), mask)[0]
+        attended = block.attention(block.layernorm_before(hidden), mask)
+        x = hidden + (attended if family == "vit" else attended[0])
         return x + block.mlp(block.layernorm_after(x)) + added(x)
     if family == "dinov2":
         x = hidden + block.layer_scale1(block.attention(block.norm1(hidden), attention_mask=mask)[0])

@@ -355,6 +355,15 @@ def test_a_classifier_checkpoint_and_half_precision_load_as_float32(tmp_path):
         torch.testing.assert_close(encoder(inputs), reference(model, inputs).last_hidden_state, rtol=0, atol=2e-2)
 
 
+def test_a_vit_has_its_parts_in_the_order_of_transformers(saved):
+    """Saved models number additions by the order of modules, and optimisers number parameters."""
+    model, folder = saved["vit"]
+    encoder = load_encoder(folder)
+    for ours, theirs in ((encoder.embeddings, model.embeddings), (encoder.blocks[0], model.layers[0])):
+        expected = {name: value.shape for name, value in theirs.named_parameters()}
+        assert [(name, value.shape) for name, value in ours.named_parameters()] == list(expected.items())
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_activation_of_a_vit_is_that_of_transformers(tmp_path, activation):
     model = tiny_model("vit", hidden_act=activation)

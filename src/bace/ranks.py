@@ -220,7 +220,7 @@ def texts(own: str) -> list[str]:
     if not several():
         return [own]
     written = own.encode()
-    length, = agree(len(written))
+    (length,) = agree(len(written))
     mine = torch.tensor([*len(written).to_bytes(8, "big"), *written, *bytes(length - len(written))], dtype=torch.uint8)
     found = [torch.empty_like(mine) for _ in range(size())]
     _together(lambda: dist.all_gather(found, mine))

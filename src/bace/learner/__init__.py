@@ -668,9 +668,7 @@ def _tasks(names: Sequence[Sequence[str | None]], modality: Modality, train: lis
 
 def _all_named(tasks: Sequence[Sequence[str | None]]) -> list[list[str]]:
     """Class names by task; forgotten classes get a name that no user gives."""
-    return [
-        [f"\0{t} {i}" if name is None else name for i, name in enumerate(names)] for t, names in enumerate(tasks)
-    ]
+    return [[f"\0{t} {i}" if name is None else name for i, name in enumerate(names)] for t, names in enumerate(tasks)]
 
 
 def _names(tasks: Sequence[Sequence[str | None]], modality: Modality) -> tuple[list[str], tuple[int, ...]]:

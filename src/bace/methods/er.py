@@ -55,9 +55,7 @@ class ER(Method):
         """The batch, followed by the examples that are replayed with it."""
         return Batch.cat(batch, self.replay() if self.policy.mode == "batch" else None)
 
-    def cross_entropy(
-        self, logits: Tensor, batch: Batch, new: int, targets: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def cross_entropy(self, logits: Tensor, batch: Batch, new: int, targets: Tensor | None = None) -> dict[str, Tensor]:
         """The cross-entropy of the first `new` rows of a batch and of the replayed rows after them, where they are
         labelled; `targets` may be others than the batch's."""
         labelled = self.labelled(self.labels(batch), new)

@@ -27,8 +27,7 @@ class MBPApp(MBPA, SparseER):
     card = Card(
         mechanism="replay in one step of a hundred; at prediction, local adaptation to neighbours in memory",
         besides="one additional step in a hundred; prediction costs as much as MBPA's",
-        o_rows="O is learned as class 0 with cross-entropy, also in replayed sentences; neighbours are whole "
-        "sentences",
+        o_rows="O is learned as class 0 with cross-entropy, also in replayed sentences; neighbours are whole sentences",
         reading="Training is Sparse-ER's and prediction is MBPA's, with one herded memory within the budget (the "
         "original stores everything).",
     )

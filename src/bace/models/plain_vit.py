@@ -109,7 +109,7 @@ class Embeddings(nn.Module):
     ) -> Tensor:  # (examples, 1 + patches, width)
         patches = self.patch_embeddings.projection(pixels)  # (examples, width, rows, columns)
         rows, columns = patches.shape[2:]
-        hidden = torch.cat([self.cls_token.expand(len(pixels), -1, -1), patches.flatten(2).mT], 1)
+        hidden = torch.cat([self.cls_token.expand(pixels.shape[0], -1, -1), patches.flatten(2).mT], 1)
         embedded: Tensor = self.dropout(hidden + self.positions(rows, columns))
         return embedded
 
@@ -132,8 +132,9 @@ class Patches(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.layernorm_before = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        # in transformers' order, by which saved models number what was added to them
         self.attention = Attention(config)
+        self.layernorm_before = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.layernorm_after = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -163,8 +164,8 @@ class Attention(nn.Module):
     def forward(
         self,
         hidden: Tensor,  # (examples, tokens, width)
-        mask: Tensor | None,
-        prefix: Prefix | None,
+        mask: Tensor | None = None,
+        prefix: Prefix | None = None,
     ) -> Tensor:  # (examples, tokens, width)
         query, key, value = (
             part(hidden).unflatten(2, (self.heads, -1)).transpose(1, 2)  # (examples, heads, tokens, width of a head)

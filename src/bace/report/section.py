@@ -287,9 +287,7 @@ class Section:
                 costs.append(form.format(name, meaning, bars))
         if not costs:
             return None
-        aid = (
-            f"The cost of one run{self.spread}. Seconds are comparable only if all ran alone on the same machine."
-        )
+        aid = f"The cost of one run{self.spread}. Seconds are comparable only if all ran alone on the same machine."
         return Subsection("Cost", aid, grid(costs, large=len(costs) > 1, most=2 * len(COSTS), kind="costs"))
 
     def settings(self) -> Subsection:
