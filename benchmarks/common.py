@@ -23,9 +23,9 @@ from bace.core.trainer import Trainer
 from bace.data.modalities.image import Images
 from bace.data.modality import Examples
 from bace.methods import find_method
-from bace.models import prefix_attention
 from bace.models.heads import CosineHead
 from bace.models.model import Model
+from bace.models.plain_vit import PlainViT, ViTConfig
 from bace.models.vit import ViTEncoder
 
 T = TypeVar("T")
@@ -68,23 +68,21 @@ def table(rows: list[Row]) -> str:
 
 
 def small_vit(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: int = PATCH) -> ViTEncoder:
-    return ViTEncoder(vit_model(width, depth, side, patch), {})
+    torch.manual_seed(0)
+    return ViTEncoder(PlainViT(ViTConfig(**shape(width, depth, side, patch))), {})
 
 
-def vit_model(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: int = PATCH) -> Any:
+def vit_of_transformers() -> Any:
     from transformers import ViTConfig, ViTModel
 
-    config = ViTConfig(
-        hidden_size=width,
-        num_hidden_layers=depth,
-        num_attention_heads=max(width // 32, 1),
-        intermediate_size=4 * width,
-        image_size=side,
-        patch_size=patch,
-        attn_implementation=prefix_attention.register(),  # as in the library
-    )
     torch.manual_seed(0)
-    return ViTModel(config, add_pooling_layer=False)
+    return ViTModel(ViTConfig(**shape()), add_pooling_layer=False)
+
+
+def shape(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: int = PATCH) -> dict[str, int]:
+    """The shape of a ViT, under transformers' names."""
+    blocks = {"num_hidden_layers": depth, "num_attention_heads": max(width // 32, 1), "intermediate_size": 4 * width}
+    return {"hidden_size": width, "image_size": side, "patch_size": patch, **blocks}
 
 
 def pictures(count: int, side: int = SIDE) -> tuple[Tensor, Tensor]:  # (count, 3, side, side) uint8, (count,) classes

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import SIDE, WIDTH, Bar, _peak_after, pictures, vit_model
+from common import SIDE, WIDTH, Bar, _peak_after, pictures, vit_of_transformers
 
 from bace.config.schema import Backbone, Checkpoints, Config, HeadSettings, Measures, MemoryBudget, Training
 from bace.core.memory import Memory
@@ -96,7 +96,7 @@ def noise(folder: Path, examples: int) -> Job:
     targets = targets + 10 * (torch.arange(2 * examples) >= examples)
     ids = np.arange(2 * examples)
     np.savez(folder / "noise.npz", pixels=pixels.numpy(), targets=targets.numpy(), train=ids, test=ids[::3])
-    vit_model().save_pretrained(folder / "vit")
+    vit_of_transformers().save_pretrained(folder / "vit")
     sizes: Job = {"side": SIDE, "size": SIDE, "width": WIDTH, "tasks": 2, "padding": 4, "flip": True}
     training: Job = {"epochs": 1, "batch": 128, "memory": 200, "lr": 0.001, "momentum": 0.9}
     return {"data": str(folder / "noise.npz"), "model": str(folder / "vit"), **sizes, **training}
