@@ -8,15 +8,16 @@ one thread for torch. They alternate in slices of five seconds, so that other wo
 """
 
 import argparse
+import asyncio
 import http.client
 import io
 import json
 import multiprocessing
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -74,39 +76,41 @@ def predict_alone(folder: Path, pipe: Connection) -> None:
         pipe.send(times)
 
 
-# -- the clients: a process with a thread for each
+# -- the clients: one process that does little but write and read, because it shares two cores with the server
 
 
 def load(port: int, clients: int, pipe: Connection) -> None:
-    files = picture_files()
+    requests = [
+        b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n%s"
+        % (port, len(file), file)
+        for file in picture_files()
+    ]
 
-    def client(number: int, end: float, times: list[float], errors: list[str]) -> None:
-        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-            turn = number
-            while (start := time.perf_counter()) < end:
-                try:
-                    headers = {"Content-Type": "image/png"}
-                    connection.request("POST", "/predict", files[turn % len(files)], headers)
-                    answer = connection.getresponse()
-                    body = answer.read()
-                    if answer.status != 200 or len(json.loads(body)["predictions"]) != 1:
-                        errors.append(f"{answer.status}: {body[:200]!r}")
-                except (OSError, http.client.HTTPException) as error:
-                    errors.append(repr(error))
-                    connection.close()
-                times.append(time.perf_counter() - start)
-                turn += clients
+    async def client(number: int, end: float, times: list[float], errors: list[str]) -> None:
+        """Requests, one after the other, on one connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        turn = number
+        while (start := time.perf_counter()) < end:
+            writer.write(requests[turn % len(requests)])
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            body = await reader.readexactly(int(length[1]) if length else 0)
+            if not head.startswith(b"HTTP/1.1 200") or len(json.loads(body)["predictions"]) != 1:
+                errors.append(f"{head[:50]!r}: {body[:200]!r}")
+            times.append(time.perf_counter() - start)
+            turn += clients
+        writer.close()
 
-    while (seconds := pipe.recv()) is not None:
+    async def together(seconds: float) -> tuple[list[float], list[str]]:
         times: list[float] = []
         errors: list[str] = []
         end = time.perf_counter() + seconds
-        threads = [threading.Thread(target=client, args=(n, end, times, errors)) for n in range(clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        pipe.send((times, errors))
+        ended = await asyncio.gather(*(client(n, end, times, errors) for n in range(clients)), return_exceptions=True)
+        return times, errors + [repr(error) for error in ended if error is not None]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        while (seconds := pipe.recv()) is not None:
+            pipe.send(runner.run(together(seconds)))
 
 
 @contextmanager
