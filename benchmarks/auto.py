@@ -69,12 +69,12 @@ VIT = {"backbone": "vit-tiny", "backbone.image_size": 96}
 MINILM = {"backbone": "minilm"}
 SETS = (
     Set("digits", "image", {"backbone": "digits-vit"}, 5, 2, tuple((n, m) for n in (30, 100) for m in TRAINED)),
-    Set("cifar10", "image", VIT, 5, 2),
-    Set("fashion_mnist", "image", VIT, 5, 2),
+    Set("cifar10", "image", VIT, 5, 2, ((100, "ER"),)),
+    Set("fashion_mnist", "image", VIT, 5, 2, ((100, "ER"),)),
     Set("ag_news", "text", MINILM, 2, 2, ((100, "ER"),)),
     Set("stackoverflow_titles", "text", MINILM, 5, 4, ((100, "ER"),)),
     Set("mit_restaurant", "token", MINILM, 4, 2, ((100, "ER"),)),
-    Set("wnut2017", "token", MINILM, 3, 2),
+    Set("wnut2017", "token", MINILM, 3, 2, ((100, "ER"),)),
 )
 
 

@@ -1,13 +1,21 @@
-"""The experiments behind two explanations in docs/results.md, outside of the training loop, on features of the
-pre-trained encoders.
+"""The experiments behind explanations in docs/results.md.
 
-    BACE_DATA=DATA BACE_MODELS=MODELS python benchmarks/explanations.py acil|seqstar
+    BACE_DATA=DATA BACE_MODELS=MODELS python benchmarks/explanations.py acil|seqstar|ridge|rows
+
+The first three are outside of the training loop, on features of the pre-trained encoders.
 
 acil: ridge regression on random features of desk CIFAR-100, after each of ten tasks, for several numbers of features
 and ridges. With a small ridge, accuracy dips where there are as many images as features.
 
 seqstar: a cosine head on topics-desk whose rows are learned task by task on new texts alone, with the features as they
 are and with the mean feature of the first task subtracted.
+
+ridge: ridge regression on the words of all corpora of entities-desk, in which each word counts the same, and in which
+each class does.
+
+rows: networks that were trained task by task without a memory, on entities-desk and topics-desk. Their scores among
+all classes, and among the classes of a task if the task is told. CODA-Prompt also without the components of later
+tasks.
 """
 
 import argparse
@@ -20,8 +28,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import bace
 from bace.config.parse import config_from
+from bace.core.evaluation import score
+from bace.core.stream import Task
 from bace.experiments.assemble import assemble
+from bace.methods.codaprompt import CODAPrompt
 
 Part = list[tuple[Tensor, Tensor]]  # of each task: (examples, width) features, (examples,) classes
 
@@ -97,8 +109,75 @@ def cosine_rows(train: Part, test: Part, shift: Tensor, steps: int, scale: float
     return accuracy(lambda x: logits(x, rows.detach()), test)
 
 
+def ridge() -> None:
+    """Words labelled O are 80 % of all words or more."""
+    settings = {"benchmark": "entities-desk", "method": "SimpleCIL", "train.threads": 1}
+    method, stream = assemble(config_from(settings))
+    found = []
+    for task in stream:
+        with stream.licence("evaluation", torch.cat([task.train, task.test])):
+            found.append([method.outputs(examples).features.double() for examples in (task.train, task.test)])
+    classes, width = len(stream.names), found[0][0].shape[1]
+    B = torch.randn(width, 2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = [stream.targets[stream.rows_of(task.train)[0]] for task in stream]
+    shares = torch.bincount(torch.cat(labels), minlength=classes) / sum(map(len, labels))
+    print(f"{100 * shares[stream.background or 0]:.0f} % of the training words are labelled O")
+    for said, weights in (("word", torch.ones(classes)), ("class", 1 / (classes * shares))):
+        G, Q = torch.zeros(2000, 2000, dtype=torch.float64), torch.zeros(2000, classes, dtype=torch.float64)
+        for (shown, _), y in zip(found, labels, strict=True):
+            H, w = torch.relu(shown @ B), weights[y].double()[:, None]
+            G, Q = G + H.T @ (w * H), Q + H.T @ (w * F.one_hot(y, classes).double())
+        W = torch.linalg.solve(G + 1e-3 * G.diagonal().mean() * torch.eye(2000, dtype=torch.float64), Q)
+        scores = []
+        for task, (_, asked) in zip(stream, found, strict=True):
+            predicted = (torch.relu(asked @ B) @ W).argmax(1)
+            scores.append(score(stream, task, stream.rows_of(task.test)[0], predicted))
+        names = ("macro_f1_own", "micro_f1", "precision", "recall")
+        shown_scores = ", ".join(f"{name} {sum(each[name] for each in scores) / len(scores):.1f}" for name in names)
+        print(f"every {said} counts the same: {shown_scores}", flush=True)
+
+
+def rows() -> None:
+    for benchmark, chosen in (
+        ("entities-desk", {"name": "O-LoRA"}),
+        ("entities-desk", {"name": "SD-LoRA", "tune_epochs": 2}),
+        ("topics-desk", {"name": "CODA-Prompt", "tune_epochs": 5, "tune_steps": 0}),
+    ):
+        method = bace.run(benchmark=benchmark, method=chosen, train={"threads": 1}, measure={"fwt": False}).method
+        found: dict[str, list[float]] = {"all classes": [], "the task is told": []}
+        for task in method.stream:
+            found["all classes"].append(score_of(method, task))
+            told = set(task.classes) | ({method.stream.background} - {None})
+            found["the task is told"].append(score_of(method, task, told))
+        if isinstance(method, CODAPrompt):
+            every = {name: list(getattr(method.prompts, name)) for name in "PKA"}
+            found["without components of later tasks"] = []
+            for task in method.stream:
+                for name, parts in every.items():
+                    setattr(method.prompts, name, torch.nn.ParameterList(parts[: task.index + 1]))
+                found["without components of later tasks"].append(score_of(method, task))
+        for said, scores in found.items():
+            each = " ".join(f"{number:.1f}" for number in scores)
+            print(f"{method.title}, {said}: {sum(scores) / len(scores):.1f} ({each})", flush=True)
+
+
+def score_of(method: Any, task: Task, among: set[Any] | None = None) -> float:
+    """On the test set of a task, after all tasks: accuracy, or macro F1 over the task's own types."""
+    stream = method.stream
+    method.eval()
+    with stream.licence("evaluation", task.test), torch.inference_mode():
+        scores = torch.cat([method.predict(stream.batch(part)) for part in task.test.split(50)])
+    if among is not None:
+        foreign = [c for c in range(scores.shape[1]) if c not in among]
+        scores[:, foreign] = -torch.inf
+    found = score(stream, task, stream.rows_of(task.test)[0], scores.argmax(1))
+    return float(found.get("macro_f1_own", found["score"]))
+
+
+EXPERIMENTS = {"acil": acil, "seqstar": seqstar, "ridge": ridge, "rows": rows}
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment", choices=("acil", "seqstar"))
+    parser.add_argument("experiment", choices=EXPERIMENTS)
     torch.set_num_threads(1)
-    {"acil": acil, "seqstar": seqstar}[parser.parse_args().experiment]()
+    EXPERIMENTS[parser.parse_args().experiment]()
