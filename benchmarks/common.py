@@ -69,7 +69,10 @@ def table(rows: list[Row]) -> str:
 
 def small_vit(width: int = WIDTH, depth: int = DEPTH, side: int = SIDE, patch: int = PATCH) -> ViTEncoder:
     torch.manual_seed(0)
-    return ViTEncoder(PlainViT(ViTConfig(**shape(width, depth, side, patch))), {})
+    model = PlainViT(ViTConfig(**shape(width, depth, side, patch)))
+    for table in (model.embeddings.cls_token, model.embeddings.position_embeddings):
+        torch.nn.init.trunc_normal_(table, std=0.02)
+    return ViTEncoder(model, {})
 
 
 def vit_of_transformers() -> Any:

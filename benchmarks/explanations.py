@@ -110,7 +110,6 @@ def cosine_rows(train: Part, test: Part, shift: Tensor, steps: int, scale: float
 
 
 def ridge() -> None:
-    """Words labelled O are 80 % of all words or more."""
     settings = {"benchmark": "entities-desk", "method": "SimpleCIL", "train.threads": 1}
     method, stream = assemble(config_from(settings))
     found = []
@@ -121,7 +120,7 @@ def ridge() -> None:
     B = torch.randn(width, 2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = [stream.targets[stream.rows_of(task.train)[0]] for task in stream]
     shares = torch.bincount(torch.cat(labels), minlength=classes) / sum(map(len, labels))
-    print(f"{100 * shares[stream.background or 0]:.0f} % of the training words are labelled O")
+    print(f"{100 * shares[stream.background]:.0f} % of the training words are labelled O")
     for said, weights in (("word", torch.ones(classes)), ("class", 1 / (classes * shares))):
         G, Q = torch.zeros(2000, 2000, dtype=torch.float64), torch.zeros(2000, classes, dtype=torch.float64)
         for (shown, _), y in zip(found, labels, strict=True):
@@ -169,6 +168,7 @@ def score_of(method: Any, task: Task, among: set[Any] | None = None) -> float:
         scores = torch.cat([method.predict(stream.batch(part)) for part in task.test.split(50)])
     if among is not None:
         foreign = [c for c in range(scores.shape[1]) if c not in among]
+        scores = scores.clone()
         scores[:, foreign] = -torch.inf
     found = score(stream, task, stream.rows_of(task.test)[0], scores.argmax(1))
     return float(found.get("macro_f1_own", found["score"]))

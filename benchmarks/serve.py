@@ -32,6 +32,7 @@ from sklearn.datasets import load_digits
 
 LIMIT = 2.0  # requests per second, relative to predictions one by one
 SLICE = 5.0  # seconds
+PATIENCE = 60.0  # seconds that an answer may take
 
 
 def make_model(folder: Path, backbone: str, image_size: int | None) -> None:
@@ -90,27 +91,29 @@ def load(port: int, clients: int, pipe: Connection) -> None:
         """Requests, one after the other, on one connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         turn = number
-        while (start := time.perf_counter()) < end:
-            writer.write(requests[turn % len(requests)])
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-            body = await reader.readexactly(int(length[1]) if length else 0)
-            if not head.startswith(b"HTTP/1.1 200") or len(json.loads(body)["predictions"]) != 1:
-                errors.append(f"{head[:50]!r}: {body[:200]!r}")
-            times.append(time.perf_counter() - start)
-            turn += clients
-        writer.close()
+        with closing(writer):
+            while (start := time.perf_counter()) < end:
+                writer.write(requests[turn % len(requests)])
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+                body = await reader.readexactly(int(length[1]) if length else 0)
+                if not head.startswith(b"HTTP/1.1 200") or len(json.loads(body)["predictions"]) != 1:
+                    errors.append(f"{head[:50]!r}: {body[:200]!r}")
+                times.append(time.perf_counter() - start)
+                turn += clients
 
     async def together(seconds: float) -> tuple[list[float], list[str]]:
         times: list[float] = []
         errors: list[str] = []
         end = time.perf_counter() + seconds
-        ended = await asyncio.gather(*(client(n, end, times, errors) for n in range(clients)), return_exceptions=True)
+        work = (asyncio.wait_for(client(n, end, times, errors), seconds + PATIENCE) for n in range(clients))
+        ended = await asyncio.gather(*work, return_exceptions=True)
         return times, errors + [repr(error) for error in ended if error is not None]
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        while (seconds := pipe.recv()) is not None:
-            pipe.send(runner.run(together(seconds)))
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    while (seconds := pipe.recv()) is not None:
+        pipe.send(loop.run_until_complete(together(seconds)))
 
 
 @contextmanager
@@ -140,6 +143,8 @@ def measure(folder: Path, clients: int, seconds: float) -> dict[str, Any]:
         ]
         for process in processes:
             process.start()
+        for end in (alone_end, load_end):
+            end.close()  # so that a process that has died is noticed
         alone_pipe.recv()
         load_pipe.send(1.0)  # to warm up
         load_pipe.recv()

@@ -401,6 +401,9 @@ def test_a_vit_in_training_has_the_gradients_and_the_dropout_of_transformers(tmp
         ("num_attention_heads", 5, "a width of 32 cannot be divided among 5 heads"),
         ("hidden_act", "tan", "'hidden_act' is 'tan', none of gelu,"),
         ("patch_size", 0, "'patch_size' should be at least 1, but is 0"),
+        ("layer_norm_eps", -1.0, "'layer_norm_eps' should be a number from 0, but is -1.0"),
+        ("attention_probs_dropout_prob", 1.5, "a probability of dropout is 1 or more"),
+        ("quantization_config", {"quant_method": "bitsandbytes"}, "its weights are quantised, which is not supported"),
         ("num_hidden_layers", 9, "lacks 96 tensors of a vit model, such as layers.3."),
         ("intermediate_size", 7, "does not fit .*RuntimeError: size mismatch"),
     ],
@@ -411,6 +414,25 @@ def test_a_vit_whose_configuration_is_wrong_says_so(saved, tmp_path, entry, valu
     (folder / "config.json").write_text(json.dumps({**config, entry: value}))
     with pytest.raises(DataError, match=reason):
         load_encoder(str(folder))
+
+
+def test_a_vit_with_quantised_weights_is_refused(saved, tmp_path):
+    folder = Path(save(saved["vit"][0], tmp_path))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: t.to(torch.int8) for name, t in tensors.items()}, folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"has numbers of type torch.int8: quantised weights are not supported"):
+        load_encoder(str(folder))
+
+
+def test_the_size_of_pictures_may_be_given_as_height_and_width(saved, tmp_path):
+    model, inputs = saved["vit"][0], tiny_inputs("vit")
+    folder = Path(save(model, tmp_path))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "image_size": [SIZE, SIZE], "patch_size": [PATCH, PATCH]})
+    )
+    with torch.no_grad():
+        close(load_encoder(str(folder))(inputs), reference(model, inputs).last_hidden_state)
 
 
 def test_dinov2_with_swiglu_loads(tmp_path):

@@ -23,6 +23,11 @@ def test_a_method_scores_on_digits_as_recorded(method: str) -> None:
     assert not outside
 
 
+@pytest.mark.parametrize("method", ["ACIL", "FeCAM", "MOS", "RanPAC", "SLDA"])
+def test_the_band_of_a_method_on_features_has_no_room_for_class_means_alone(method: str) -> None:
+    assert tells_apart(BANDS["SimpleCIL"], BANDS[method])
+
+
 @pytest.mark.parametrize("method", FAR)
 def test_the_band_of_a_method_that_remembers_has_no_room_for_one_that_does_not(method: str) -> None:
     assert tells_apart(BANDS["SEQ"], BANDS[method])

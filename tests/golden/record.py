@@ -38,9 +38,7 @@ MEASURES = ("A_last", "A_avg", "A_new", "FGT")
 FEWER: dict[str, dict[str, Any]] = {"RanPAC": {"M": 1000}, "ACIL": {"expansion": 500}, "SEQ*": {"head_steps": 200}}
 FEWER |= {"DualPrompt": {"tune_steps": 60}, "O-LoRA": {"tune_steps": 60}}
 FEWER |= {name: {"tune_epochs": 10, "tune_steps": 30} for name in ("CODA-Prompt", "SD-LoRA")}
-FEWER |= {"GDumb": {"passes": 48}, "HAL": {"anchor_steps": 30, "memory_steps": 20}, "EASE": {"tune_epochs": 8}}
-FEWER |= {"BEEF": {"fuse_steps": 20, "energy_steps": 1}, "MOS": {"tune_epochs": 8, "align_epochs": 10}}
-FEWER |= {"Co2L": {"linear_epochs": 40}, "EEIL": {"balanced_epochs": 10}}
+FEWER |= {"HAL": {"anchor_steps": 30, "memory_steps": 20}, "EASE": {"tune_epochs": 8}, "Co2L": {"linear_epochs": 40}}
 TITLES = [method.title for method in METHODS if "image" in method.modalities]
 
 # By torch's names, the variables that restrict torch's own kernels, MKL and oneDNN to an instruction set.

@@ -46,7 +46,7 @@ class Encoder(nn.Module):
     """A pre-trained transformer, from raw inputs to one vector per token.
 
     Attributes:
-        config: transformers' description of it.
+        config: its shape, as in transformers' config.json.
         width: numbers per token.
         embeddings, blocks, norm: the three parts; `norm` is the identity if the family has no final LayerNorm.
         frozen: the number of lowest blocks that are frozen with the embeddings; None if nothing is (`freeze_prefix`).
@@ -61,7 +61,8 @@ class Encoder(nn.Module):
 
     modality: ClassVar[Modality]
     movable: ClassVar[str]  # the input that a gradient can move
-    # Where things are in the transformers model: its class, whether that takes `add_pooling_layer`, and module paths.
+    # Where things are in the model: its class in transformers (except of a ViT, which is ours), whether that takes
+    # `add_pooling_layer`, and module paths.
     transformers_class: ClassVar[str]
     has_pooler: ClassVar[bool] = True
     blocks_at: ClassVar[str] = "encoder.layer"

@@ -1,6 +1,6 @@
 """Load an encoder by a name, from a folder or from a file.
 
-`transformers` takes four seconds to import, so it is imported where it is used.
+`transformers` takes seconds to import, so it is imported where it is used.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from bace.models.plain_vit import ViTConfig
 from bace.models.pooling import read_sentence_folder
 from bace.models.text_encoder import TextEncoder
 from bace.models.vit import ClipEncoder, DeiTEncoder, Dinov2Encoder, ViTEncoder, filled_vit, vit_of_shape
-from bace.models.weights import first_line, read_folder_of_vit, read_json, read_weights
+from bace.models.weights import first_line, last_line, read_folder_of_vit, read_json, read_weights
 
 FAMILIES: dict[str, type[ImageEncoder] | type[TextEncoder]] = {  # by the `model_type` of config.json
     "vit": ViTEncoder,
@@ -119,8 +119,7 @@ def _load_file(path: Path, name: str) -> _Loaded:
     try:
         model = vit_of_shape(weights)
     except (RuntimeError, ValueError, IndexError, KeyError) as error:  # torch lists the tensors, one a line
-        reason = str(error).splitlines()[-1].strip()
-        raise DataError(f"{path} is not a plain ViT with a square grid of positions: {reason}") from error
+        raise DataError(f"{path} is not a plain ViT with a square grid of positions: {last_line(error)}") from error
     preprocessing = weights.preprocessing
     if not preprocessing and "deit" in f"{name} {path.name}".lower():  # a DeiT file looks like any ViT's
         preprocessing = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
@@ -144,17 +143,26 @@ def _load_folder(folder: Path) -> _Loaded:
             model, missing = filled_vit(ViTConfig.from_dict(read_json(config_file)), read_folder_of_vit(parts))
         else:
             model, missing = _from_transformers(family, folder)
+    except DataError:
+        raise
+    except ValueError as error:
+        if family is not ViTEncoder:
+            raise unfit(weights, config_file, error, first_line(error)) from error
+        raise DataError(f"{folder} is a ViT that cannot be read: {error}.") from error
     except Exception as error:  # transformers raises many kinds; to the user they all mean the same
-        lines = str(error).splitlines() or [""]
-        reason = lines[-1 if isinstance(error, RuntimeError) else 0].strip()  # torch lists the tensors, one a line
-        raise DataError(
-            f"{weights} does not fit {config_file} ({type(error).__name__}: {reason}). "
-            "Get both from the same model again."
-        ) from error
+        own = family is ViTEncoder  # torch lists the tensors, one a line
+        raise unfit(weights, config_file, error, last_line(error) if own else first_line(error)) from error
     if missing:
         raise DataError(f"{weights} lacks {len(missing)} tensors of a {model_type} model, such as {missing[0]}.")
     preprocessing = folder / "preprocessor_config.json"
     return family, model, read_json(preprocessing) if preprocessing.exists() else {}
+
+
+def unfit(weights: Path, config_file: Path, error: Exception, reason: str) -> DataError:
+    return DataError(
+        f"{weights} does not fit {config_file} ({type(error).__name__}: {reason:.200}). "
+        "Get both from the same model again."
+    )
 
 
 def _from_transformers(family: type[Encoder], folder: Path) -> tuple[nn.Module, list[str]]:

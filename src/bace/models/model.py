@@ -112,7 +112,7 @@ def _is_random(module: nn.Module) -> bool:
     """Whether a module drops something in train mode."""
     if isinstance(module, nn.Dropout):
         return module.p > 0
-    rates = (getattr(module, name, 0) for name in ("attention_dropout", "dropout"))  # CLIP has the second
+    rates = (getattr(module, name, 0) for name in ("attention_dropout", "dropout"))  # CLIP and ViT have the second
     return any(isinstance(rate, int | float) and rate > 0 for rate in rates) or "DropPath" in type(module).__name__
 
 

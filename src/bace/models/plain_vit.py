@@ -1,14 +1,15 @@
-"""The plain Vision Transformer: what ViT, and DeiT without its distillation token, are.
+"""The plain Vision Transformer, the architecture of ViT and of DeiT without a distillation token.
 
 Dosovitskiy et al., An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale, ICLR 2021.
 
 Its weights have the names of transformers' ViTModel, and it computes the same. transformers has every other family, but
-its import takes four seconds, longer than the start of a whole run on pictures.
+its import takes seconds, almost as long as everything else that happens before the first step of a run on pictures.
 """
 
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,11 +29,13 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
+    "gelu_fast": functools.partial(F.gelu, approximate="tanh"),
     "gelu_new": functools.partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
     "quick_gelu": quick_gelu,
     "relu": F.relu,
     "silu": F.silu,
+    "swish": F.silu,
 }
 
 
@@ -58,21 +61,32 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, kind = getattr(self, field.name), type(field.default)
-            if type(value) is not kind and not (kind is float and type(value) is int):
-                raise ValueError(f"'{field.name}' should be of type {kind.__name__}, but is {value!r}")
-            if type(value) is int and not (value > 0 or kind is float):
+            value: Any = getattr(self, field.name)
+            kind, found = type(field.default), type(value)
+            if found is not kind and not (kind is float and found is int):
+                raise ValueError(f"'{field.name}' should be of type {kind.__name__}, but is {value!r:.50}")
+            if kind is int and not value > 0:
                 raise ValueError(f"'{field.name}' should be at least 1, but is {value}")
+            if kind is float and not (value >= 0 and math.isfinite(value)):
+                raise ValueError(f"'{field.name}' should be a number from 0, but is {value}")
+        if max(self.hidden_dropout_prob, self.attention_probs_dropout_prob) >= 1:
+            raise ValueError("a probability of dropout is 1 or more")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(f"a width of {self.hidden_size} cannot be divided among {self.num_attention_heads} heads")
         if self.hidden_act not in ACTIVATIONS:
-            raise ValueError(f"'hidden_act' is '{self.hidden_act}', none of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"'hidden_act' is '{self.hidden_act:.50}', none of {', '.join(ACTIVATIONS)}")
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> Self:
-        """From the content of a config.json, whose other entries do not matter to a plain ViT."""
+        """From the content of a config.json. Entries that a plain ViT does not have are left out."""
+        if found.get("quantization_config"):
+            raise ValueError("its weights are quantised, which is not supported")
         names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in found.items() if name in names})
+        taken = {name: value for name, value in found.items() if name in names}
+        for name in ("image_size", "patch_size"):  # may be height and width
+            if isinstance(value := taken.get(name), list | tuple) and len(set(value)) == 1:
+                taken[name] = value[0]
+        return cls(**taken)
 
     def to_dict(self) -> dict[str, Any]:
         return {"model_type": self.model_type, **dataclasses.asdict(self)}

@@ -85,13 +85,19 @@ def vit_of_shape(weights: Weights) -> PlainViT:
         num_channels=channels,
         layer_norm_eps=1e-6,  # of both JAX and timm; transformers' default is 1e-12
     )
-    return filled_vit(config, tensors)[0]
+    model, missing = filled_vit(config, tensors)
+    if missing:
+        raise ValueError(f"there is no {missing[0]}")
+    return model
 
 
 def filled_vit(config: ViTConfig, tensors: Mapping[str, Tensor]) -> tuple[PlainViT, list[str]]:
-    """A ViT with its own of these tensors, and the names of those that it lacks."""
+    """A ViT filled with those of these tensors that it has, and the names of those that are missing."""
     with torch.device("meta"):  # only shapes, because all values are replaced
         model = PlainViT(config)
     names = model.state_dict().keys() & tensors.keys()
+    for name in names:
+        if tensors[name].dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            raise ValueError(f"{name} has numbers of type {tensors[name].dtype}: quantised weights are not supported")
     copies = {name: tensors[name].to(torch.get_default_dtype(), copy=True).contiguous() for name in names}
     return model, sorted(model.load_state_dict(copies, strict=False, assign=True).missing_keys)

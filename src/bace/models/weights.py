@@ -247,3 +247,7 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
+
+
+def last_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[-1].strip()
