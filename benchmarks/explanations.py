@@ -148,6 +148,8 @@ def rows() -> None:
             found["all classes"].append(score_of(method, task))
             told = set(task.classes) | ({method.stream.background} - {None})
             found["the task is told"].append(score_of(method, task, told))
+            if method.stream.background is not None:
+                found.setdefault("accuracy of entity words among the task's types", []).append(types_of(method, task))
         if isinstance(method, CODAPrompt):
             every = {name: list(getattr(method.prompts, name)) for name in "PKA"}
             found["without components of later tasks"] = []
@@ -162,16 +164,27 @@ def rows() -> None:
 
 def score_of(method: Any, task: Task, among: set[Any] | None = None) -> float:
     """On the test set of a task, after all tasks: accuracy, or macro F1 over the task's own types."""
+    rows = method.stream.rows_of(task.test)[0]
+    found = score(method.stream, task, rows, predicted(method, task, among))
+    return float(found.get("macro_f1_own", found["score"]))
+
+
+def types_of(method: Any, task: Task) -> float:
+    """The percentage of a corpus's entity words whose type is found among the types of the corpus."""
+    truth = method.stream.targets[method.stream.rows_of(task.test)[0]]
+    entity = truth != method.stream.background
+    return 100 * float((predicted(method, task, set(task.classes)) == truth)[entity].double().mean())
+
+
+def predicted(method: Any, task: Task, among: set[Any] | None) -> Tensor:  # (rows,)
+    """Classes of the rows of a task's test set, among these classes."""
     stream = method.stream
     method.eval()
     with stream.licence("evaluation", task.test), torch.inference_mode():
         scores = torch.cat([method.predict(stream.batch(part)) for part in task.test.split(50)])
-    if among is not None:
-        foreign = [c for c in range(scores.shape[1]) if c not in among]
-        scores = scores.clone()
-        scores[:, foreign] = -torch.inf
-    found = score(stream, task, stream.rows_of(task.test)[0], scores.argmax(1))
-    return float(found.get("macro_f1_own", found["score"]))
+        if among is not None:
+            scores[:, [c for c in range(scores.shape[1]) if c not in among]] = -torch.inf
+    return scores.argmax(1)
 
 
 EXPERIMENTS = {"acil": acil, "seqstar": seqstar, "ridge": ridge, "rows": rows}

@@ -13,7 +13,7 @@ from sklearn.base import clone
 
 import bace
 from bace.errors import ConfigError
-from bace.learner.auto import CANDIDATES, MEASURED, choose_method
+from bace.learner.auto import CANDIDATES, MARGIN, MEASURED, choose_method
 from bace.methods import find_method
 
 CELLS = json.loads((Path(__file__).parents[1] / "benchmarks" / "auto.json").read_text())
@@ -40,15 +40,25 @@ def test_every_choice_takes_known_classes_and_can_forget(modality: str) -> None:
         assert made.takes_known
         assert made.cannot_forget is None
         assert modality in made.modalities
-        assert why.startswith(f"{made.title}, which is best")
+        assert why.startswith((f"{made.title}, which is best", f"{made.title}, which is nearly best, and fast,"))
 
 
 def test_the_nearest_size_counts() -> None:
     sizes = sorted(MEASURED["image"])
     for size in sizes:
-        best = max(CANDIDATES, key=lambda name, n=size: MEASURED["image"][n][name])
+        fast = {name: score for name, score in MEASURED["image"][size].items() if name in CANDIDATES and name != "ER"}
+        best = max(fast, key=fast.__getitem__)
+        assert MEASURED["image"][size].get("ER", 0.0) < fast[best] + MARGIN
         assert choose_method("image", 1.4 * size)[0] == CANDIDATES[best]
     assert "SimpleCIL" in choose_method("vector", 3)[1]
+
+
+def test_a_method_that_trains_is_chosen_only_if_it_is_clearly_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    for trained, chosen in ((61.9, "FeCAM"), (62.1, "ER")):
+        monkeypatch.setitem(MEASURED, "image", {30: {"FeCAM": 60.0, "SLDA": 50.0, "ER": trained, "ACIL": 99.0}})
+        method, why = choose_method("image", 30)
+        assert method == CANDIDATES[chosen]
+        assert ("nearly best" in why) == (chosen == "FeCAM")
 
 
 def test_it_is_the_default_and_says_what_it_took(tiny: Any, tmp_path: Path, caplog: Any) -> None:

@@ -15,12 +15,15 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "SimpleCIL": {"name": "SimpleCIL"},
     "FeCAM": {"name": "FeCAM"},
     "SLDA": {"name": "SLDA", "forgettable": True},
+    "ER": {"name": "ER"},
 }
+TRAINED = {"ER"}
+MARGIN = 2.0  # the points by which a method that trains, which takes minutes instead of seconds, must be better
 MEASURED: dict[str, dict[int, dict[str, float]]] = {  # by modality and examples of each class
     "image": {
         8: {"SimpleCIL": 74.1, "FeCAM": 74.6, "SLDA": 67.6, "ACIL": 73.7},
         30: {"SimpleCIL": 78.5, "FeCAM": 79.5, "SLDA": 68.1, "ACIL": 76.6},
-        100: {"SimpleCIL": 80.3, "FeCAM": 84.8, "SLDA": 79.6, "ACIL": 81.2},
+        100: {"SimpleCIL": 80.3, "FeCAM": 84.8, "SLDA": 79.6, "ACIL": 81.2, "ER": 85.6},
     },
     "text": {
         8: {"SimpleCIL": 86.2, "FeCAM": 82.8, "SLDA": 78.6, "ACIL": 83.4},
@@ -42,11 +45,12 @@ def choose_method(modality: str, examples: float) -> tuple[dict[str, Any], str]:
         return CANDIDATES["SimpleCIL"], f"SimpleCIL, as no method was measured on {modality} data"
     measured = MEASURED[modality]
     size = min(measured, key=lambda n: max(n / examples, examples / n))
-    best = max(CANDIDATES, key=lambda name: measured[size][name])
-    others = ", ".join(f"{name} {measured[size][name]:.1f}" for name in CANDIDATES if name != best)
+    scores = {name: score for name, score in measured[size].items() if name in CANDIDATES}
+    best = max(scores, key=lambda name: scores[name] - MARGIN * (name in TRAINED))
+    others = ", ".join(f"{name} {score:.1f}" for name, score in scores.items() if name != best)
+    which = "which is best" if scores[best] == max(scores.values()) else "which is nearly best, and fast,"
     return CANDIDATES[best], (
-        f"{best}, which is best on our {modality} sets with {size} examples of each class ({measured[size][best]:.1f}; "
-        f"{others})"
+        f"{best}, {which} on our {modality} sets with {size} examples of each class ({scores[best]:.1f}; {others})"
     )
 
 
