@@ -173,7 +173,8 @@ def types_of(method: Any, task: Task) -> float:
     """The percentage of a corpus's entity words whose type is found among the types of the corpus."""
     truth = method.stream.targets[method.stream.rows_of(task.test)[0]]
     entity = truth != method.stream.background
-    return 100 * float((predicted(method, task, set(task.classes)) == truth)[entity].double().mean())
+    types = set(task.classes) - {method.stream.background}
+    return 100 * float((predicted(method, task, types) == truth)[entity].double().mean())
 
 
 def predicted(method: Any, task: Task, among: set[Any] | None) -> Tensor:  # (rows,)
