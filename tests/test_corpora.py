@@ -93,7 +93,7 @@ def test_a_set_alone_may_be_named_by_its_own_folder_which_wins(tmp_path: Path, m
 
 
 def test_the_papers_topics_are_22_classes_in_five_tasks() -> None:
-    """The stream leaves out those of 14 and 10 classes that overlap with another corpus (spec 11.1)."""
+    """The stream leaves out those of 14 and 10 classes that overlap with another corpus."""
     assert [len(share.classes) for share in TOPICS] == [4, 6, 6, 3, 3]
     kept = {name for share in TOPICS for name in share.classes}
     assert len(kept) == 22

@@ -34,6 +34,7 @@ from bace.paper.tables import (
     ENTRIES,
     FIVE,
     HARD,
+    NER,
     RIVALS,
     TEXT,
     Block,
@@ -122,7 +123,7 @@ def test_every_printed_number_of_a_table_has_its_cell_and_every_cell_its_printed
 
 
 def test_controls_stand_behind_the_printed_row_of_their_method_and_have_no_printed_number() -> None:
-    shown = {"cifar100": CIFAR, "five_datasets": FIVE, "deit": DEITS[1], "challenging": HARD[0], "text": TEXT}
+    shown = {"cifar100": CIFAR, "five_datasets": FIVE, "deit": DEITS[1], "challenging": HARD[0], "text": TEXT, "ner": NER}
     expected = {
         "cifar100": ["ER", "ER (reduction=joint)", "ER (mode=concat)", "BiC", "BiC (mode=concat)", "LUCIR",
                      "LUCIR (mode=concat)", "PODNet", "PODNet (mode=concat)", "DDE", "DDE (mode=concat)", "DER++",
@@ -138,6 +139,8 @@ def test_controls_stand_behind_the_printed_row_of_their_method_and_have_no_print
                         "LUCIR (mode=concat)", "IL2M", "IL2M (mode=batch)", "DER++", "DER++ (logits=stored)", "CLS-ER",
                         "BaCE", "BaCE + bias correction"],
         "text": ["Sparse-ER", "ER", "ER (reduction=joint)", "ER (mode=concat)", "MBPA", "MBPA++", "IDBR", "BaCE"],
+        "ner": ["Sparse-ER", "ER", "ER (reduction=joint)", "ER (mode=concat)", "MBPA", "MBPA++", "ExtendNER",
+                "ExtendNER (head=frozen)", "CFNER", "CFNER (head=trained, adaptive=false)", "BaCE"],
     }  # fmt: skip
     for name, block in shown.items():
         steps, buffer = block.steps[-1], block.buffers[-1]

@@ -419,7 +419,7 @@ def test_a_forged_learner_with_right_sums_gets_one_sentence(tiny: Any, tmp_path:
     changes += [put("train", [["x"]]), put("train", [[10**9]])]
     changes += [put("numbers", 3), put("method", {"unknown": 1}), put("given", "method", "x")]
     changes += [put("tasks", [["a", 3]]), put("tasks", ["ab"]), put("tasks", [["a", "b", "c"]])]
-    changes += [put("picture", [8, -8]), put("picture", "x"), put("auto", {"name": "ER"})]
+    changes += [put("picture", [8, -8]), put("picture", "x"), put("auto", {"name": "LwF"})]
     changes += [put("encoder", 3), put("encoder", "config", {}), put("encoder", "config", "model_type", "smell")]
     changes += [put("encoder", "config", "hidden_size", 2**20), put("encoder", "config", "num_hidden_layers", 10**9)]
     changes += [put("encoder", "image_size", 7), put("encoder", "pooling", "x"), put("encoder", "mean", [0])]

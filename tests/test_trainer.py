@@ -1201,7 +1201,7 @@ def test_features_and_scores_do_not_depend_on_how_texts_are_put_into_batches(tin
         with stream.licence("test", stream[0].test):
             out, (rows, predicted) = method.outputs(stream[0].test), predict(method, stream[0].test)
         assert torch.equal(rows, stream.rows_of(stream[0].test)[0])
-        found.append((out, predicted, trainer.results.matrix))
+        found.append((out, predicted[None], trainer.results.matrix))
     (whole, guess, matrix), (parts, guess_in_parts, matrix_in_parts) = found
     torch.testing.assert_close(parts.features, whole.features, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(parts.logits, whole.logits, rtol=1e-9, atol=1e-9)

@@ -114,8 +114,8 @@ class PlainBaCE(Method):
         return mixed
 
     def memory_terms(self, replay: Batch) -> dict[str, Tensor]:
-        """Compute the cross-entropy over all classes (3.2), the match with the teacher's logits of the old classes
-        (3.3), and the distillation of replayed O words."""
+        """Compute the cross-entropy over all classes, the match with the teacher's logits of the old classes
+        (docs/bace.md, 3.3), and the distillation of replayed O words."""
         Z, own, terms = self.model(replay).logits, self.own(replay.targets), {}
         S = Z.softmax(1)
         if own:

@@ -339,7 +339,7 @@ def test_the_default_distils_as_the_paper_writes_it() -> None:
 def test_at_the_first_step_of_a_task_distillation_and_matching_start_from_the_teacher(
     tiny: Any, direction: str
 ) -> None:
-    """Section 7: the student's old columns are the teacher's, so renormalised KL and MSE are 0, and sliced KL is the
+    """The student's old columns are the teacher's, so renormalised KL and MSE are 0, and sliced KL is the
     mean of -log m (forward) or m log m (reverse), where m is the old mass. One step later, both terms have changed."""
     for mode in ("renorm", "slice"):
         method = at_task(tiny, "image", bace(kl_mode=mode, kl_direction=direction))
@@ -494,7 +494,7 @@ def test_with_beta_one_the_teacher_is_frozen(tiny: Any) -> None:
 
 
 def test_a_full_width_teacher_masked_to_the_old_columns_gives_equal_losses(tiny: Any) -> None:
-    """Section 8: the reference also averages the new rows, and only its old columns are used."""
+    """The reference also averages the new rows, and only its old columns are used."""
     method = at_task(tiny, "image", bace(beta=0.5))
     full = copy.deepcopy(method.model).requires_grad_(False).eval()
     assert full.head.classes == 4

@@ -37,7 +37,7 @@ def difference_quotient(f: Any, x: Array, step: float = 1e-6) -> Array:
     return gradient
 
 
-# -- the mixture of a sample and its neighbours (2.1, 2.4)
+# -- the mixture of a sample and its neighbours
 
 
 def mixture_case(
@@ -97,7 +97,7 @@ def test_with_all_weight_on_the_anchor_the_mixture_is_cross_entropy_bit_for_bit_
 
 
 def test_gradient_of_the_mixture_is_responsibility_times_that_of_cross_entropy() -> None:
-    """Section 2.4: d/d logits of member j is r_j (S(x_j) - onehot(y)), here divided by the number of rows in the mean.
+    """d/d logits of member j is r_j (S(x_j) - onehot(y)), here divided by the number of rows in the mean.
     Both the formula and autograd agree with finite differences of the paper's loss."""
     anchors, neighbours, targets, own, shares = mixture_case()
     a, n, y = array(anchors), array(neighbours), targets.numpy()

@@ -316,11 +316,11 @@ def test_foreign_types_taken_for_o_raise_the_scores_of_a_run_and_nothing_else(ti
     stream = strict.method.stream
     for task, found in zip(stream, scores, strict=True):
         with stream.licence("test", task.test):
-            rows, predicted = predict(strict.method, task.test)
+            rows, by_scorer = predict(strict.method, task.test)
         lengths = torch.unique_consecutive(stream.owners(rows), return_counts=True)[1].tolist()
         gold, guessed = (
             [[stream.names[c] for c in sentence.tolist()] for sentence in classes.split(lengths)]
-            for classes in (stream.targets[rows], predicted)
+            for classes in (stream.targets[rows], by_scorer[None])
         )
         own = {stream.names[c] for c in task.classes}
         mapped = [[tag if tag in own else "O" for tag in tags] for tags in guessed]

@@ -1,4 +1,4 @@
-"""BaCE's bank of neighbours' scores (docs/bace.md 9, S10) starts exact, then holds the scores of each sample from the
+"""BaCE's bank of neighbours' scores (docs/bace.md, S10) starts exact, then holds the scores of each sample from the
 last step that showed it, and is saved with the run. The gradient through one drawn neighbour equals that through all
 neighbours on average."""
 

@@ -1,6 +1,7 @@
 """Predictions and scores of test sets, by the measure of their modality."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,43 +22,49 @@ def evaluate_seen(method: Method, task: Task, *, lenient: bool = False) -> tuple
     details are entity scores, or accuracy over all examples and per class, with the confusion matrix after the last
     task; the scores of each of the method's other scorers; and the number of test examples if not all were
     evaluated."""
-    stream = method.stream
-    details, measured, guesses = [], [], []
-    others: dict[str, list[float]] = {scorer: [] for scorer in method.scorers}
-    asked = [method.evaluated(earlier) for earlier in stream[: task.index + 1]]
-    for earlier, examples in zip(stream[: task.index + 1], asked, strict=True):
-        with stream.licence("evaluation", examples):
-            rows, predicted = predict(method, examples)
-            for scorer, scores in others.items():
-                other = predict(method, examples, scorer)[1]
-                scores.append(score(stream, earlier, rows, other, lenient=lenient)["score"])
-        details.append(score(stream, earlier, rows, predicted, lenient=lenient))
-        measured.append(rows)
-        guesses.append(predicted)
+    stream, tasks = method.stream, method.stream[: task.index + 1]
+    asked = [method.evaluated(earlier) for earlier in tasks]
+    together = torch.cat(asked)  # one pass for all tasks and scorers
+    with stream.licence("evaluation", together):
+        rows, predicted = predict(method, together, method.scorers)
+    sizes = [len(stream.rows_of(examples)[0]) for examples in asked]
+
+    def by_task(scorer: str | None) -> list[dict[str, Any]]:
+        parts = zip(tasks, rows.split(sizes), predicted[scorer].split(sizes), strict=True)
+        return [score(stream, *part, lenient=lenient) for part in parts]
+
+    details = by_task(None)
     row = [detail.pop("score") for detail in details]
-    detail: dict[str, Any] = {"scorers": others}
-    if any(len(examples) < len(earlier.test) for earlier, examples in zip(stream, asked, strict=False)):
+    detail: dict[str, Any] = {"scorers": {name: [found["score"] for found in by_task(name)] for name in method.scorers}}
+    if any(len(examples) < len(earlier.test) for earlier, examples in zip(tasks, asked, strict=True)):
         detail["evaluated"] = [len(examples) for examples in asked]
-    seen = _predicted(stream, torch.cat(measured), torch.cat(guesses), task)
+    seen = _predicted(stream, rows, predicted[None], task)
     return row, detail | stream.modality.details(seen, details, last=task.index == len(stream) - 1)
 
 
 def predict(
-    method: Method, examples: Tensor, scorer: str | None = None
-) -> tuple[Tensor, Tensor]:  # (rows,) ids, (rows,) predicted classes
-    """Predicted classes of all rows of these examples, among all classes seen so far. Each process of a run predicts
-    its share of them."""
+    method: Method, examples: Tensor, scorers: Sequence[str] = ()
+) -> tuple[Tensor, dict[str | None, Tensor]]:  # (rows,) ids, (rows,) predicted classes
+    """Predicted classes of all rows of these examples, among all classes seen so far: by the method's own rule (under
+    None) and by other scorers. Each process of a run predicts its share of them."""
     method.eval()
     stream = method.stream
     size = min(method.training_settings.eval_batch_size, max(-(-len(examples) // ranks.size()), 1))
     parts, in_order = stream.bucketed(examples, size)
+    predicted: dict[str | None, list[Tensor]] = {scorer: [NO_IDS] for scorer in (None, *scorers)}
     with ranks.alone():
-        scored = (stream.eligible(method.predict(stream.batch(part), scorer)) for part in ranks.dealt(parts))
-        predicted = torch.cat([NO_IDS, *(scores.argmax(1).cpu() for scores in scored)])
-    if ranks.several():
-        places = torch.arange(len(stream.rows_of(examples)[0])).split([len(stream.rows_of(part)[0]) for part in parts])
-        predicted = ranks.gather(predicted, torch.cat([NO_IDS, *ranks.dealt(places)]), sum(map(len, places)))
-    return stream.rows_of(examples)[0], in_order(predicted)
+        for part in ranks.dealt(parts):
+            batch = stream.batch(part)
+            with method.model.passed_once(batch):
+                for scorer, found in predicted.items():
+                    found.append(stream.eligible(method.predict(batch, scorer)).argmax(1).cpu())
+    rows = stream.rows_of(examples)[0]
+    places = torch.arange(len(rows)).split([len(stream.rows_of(part)[0]) for part in parts])
+
+    def of_all_ranks(own: Tensor) -> Tensor:
+        return ranks.gather(own, torch.cat([NO_IDS, *ranks.dealt(places)]), len(rows)) if ranks.several() else own
+
+    return rows, {scorer: in_order(of_all_ranks(torch.cat(found))) for scorer, found in predicted.items()}
 
 
 def recognised(method: Method, examples: Tensor) -> float | None:
@@ -67,8 +74,8 @@ def recognised(method: Method, examples: Tensor) -> float | None:
     if not len(examples):
         return None
     with stream.licence("what was learned", examples):
-        rows, predicted = predict(method, examples)
-    targets = stream.targets[rows]
+        rows, by_scorer = predict(method, examples)
+    predicted, targets = by_scorer[None], stream.targets[rows]
     counted = torch.ones_like(targets, dtype=torch.bool) if stream.background is None else targets != stream.background
     return float((predicted == targets)[counted].double().mean()) if counted.any() else None
 

@@ -46,8 +46,8 @@ class Observation:
     @functools.cached_property
     def training(self) -> tuple[Tensor, Tensor]:  # (rows, width) features, (rows,) class ids
         """The network's features of all training data so far, in clean views, computed once for all studies."""
-        features = self.method.outputs(self.training_ids).features
-        return features, self.stream.labels(self.training_ids)[1]
+        features = [self.method.outputs(task.train).features for task in self.tasks]  # the last is known already
+        return torch.cat(features), self.stream.labels(self.training_ids)[1]
 
     @contextmanager
     def licence(self, study: str, *more: Tensor) -> Iterator[None]:

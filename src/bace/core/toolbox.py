@@ -16,6 +16,7 @@ from bace.config.schema import Training
 from bace.core.memory import ElasticBuffers, Memory, herd
 from bace.core.position import Position
 from bace.core.stream import Stream, Task
+from bace.core.task_features import TaskFeatures
 from bace.data.batch import Batch
 from bace.models.heads import imprint
 from bace.models.model import Model, Output
@@ -35,6 +36,10 @@ class Toolbox(ElasticBuffers):
     now: Position
     training_settings: Training
     fresh_model: Callable[[], Model]  # a new model with the pre-trained weights
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.task_features = TaskFeatures()
 
     def training_examples(self, task: Task) -> Tensor:  # (examples,)
         """The task's examples that are used for training."""
@@ -110,13 +115,15 @@ class Toolbox(ElasticBuffers):
         """Select up to `count` of these examples for each group, in order of preference: by herding on the student's
         clean features, or at random. Sentences are selected at random, each for one of the entity types it shows."""
         chosen: dict[int, Tensor] = {}
+        groups = self.stream.by_group(examples)
+        if groups and self.memory.select == "herding" and self.stream.one_row:  # then every example belongs to one group
+            features, at = self.herding_features(examples), torch.empty(len(self.stream.data), dtype=torch.int64)
+            at[examples] = torch.arange(len(examples))
+            return {group: members[herd(features[at[members]], count)] for group, members in groups.items()}
         taken = torch.zeros(len(self.stream.data), dtype=torch.bool)
-        for group, members in self.stream.by_group(examples).items():
+        for group, members in groups.items():
             free = members[~taken[members]]
-            if self.memory.select == "herding" and self.stream.one_row:
-                order = herd(self.herding_features(free), count)
-            else:
-                order = torch.randperm(len(free), generator=generator(self.now.seed, "keep", task.index, group))
+            order = torch.randperm(len(free), generator=generator(self.now.seed, "keep", task.index, group))
             chosen[group] = free[order[:count]]
             taken[chosen[group]] = True
         return chosen
@@ -145,10 +152,20 @@ class Toolbox(ElasticBuffers):
         return Output(out.features.cpu(), out.logits.cpu())
 
     def outputs_on_device(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
-        """The same on the network's device, for tables that steps read."""
+        """The same on the network's device, for tables that steps read. Of the task's training examples, in their clean
+        view, the features are kept (`TaskFeatures`)."""
+        shared = view is None and model in (None, self.model)
+        rows = self.stream.rows_of(examples)[0]
+        if shared and (features := self.task_features.find(self.model, rows)) is not None:
+            self.stream.check(examples)
+            with torch.no_grad():
+                return Output(features, self.model.head(features))
         parts, in_order = self.stream.bucketed(examples, self.training_settings.eval_batch_size)
         out = self.infer((self.stream.batch(part, view=view) for part in parts), model)
-        return Output(in_order(out.features), in_order(out.logits))
+        features, logits = in_order(out.features), in_order(out.logits)
+        if shared and torch.equal(examples, self.stream[self.now.task].train):
+            self.task_features.keep(self.model, rows, features)
+        return Output(features, logits)
 
     def infer(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
         """Features, logits and taps (for texts, only with batches of one length), without gradient and in eval mode. A

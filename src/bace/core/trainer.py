@@ -114,6 +114,7 @@ class Trainer:
             self.learn(task)
             self.evaluate(task)
             self.tell(self.task_in_words(task))
+            self.method.task_features.clear()
             self.now.end(task)
             self.resume_point("task", due=True)
         return self.results
@@ -150,6 +151,7 @@ class Trainer:
     def train(self, stage: Stage, stages: int) -> None:
         """Train one stage, from its beginning or from the resume point, in epochs of shuffled batches."""
         method, now, (first_epoch, first_step) = self.method, self.now, (self.now.epoch, self.now.step)
+        method.task_features.clear()
         now.stage, now.epoch, now.step = stage.name, 0, 0  # tables of a stage are made (again) at its start
         if not now.prepared:
             if stage.structure:

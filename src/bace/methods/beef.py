@@ -131,7 +131,9 @@ class BEEF(ER):
         "own column is left out row by row, and the energy is computed per sample; the official code has slips in all "
         "three. The energy is one mean over new and replayed rows. The balanced set is the memory and as many "
         "examples of each new class. For texts, the sampler starts from permuted word vectors. With backbone.adapter, "
-        "the networks share everything that is not trained, which the paper does not do.",
+        "the networks share everything that is not trained, which the paper does not do. The original's alignment of "
+        "1.7 belongs to `concat`; balanced batches have 1. Fusion takes at least 60 steps (`fuse_steps`), because the "
+        "original's epochs are 3 steps with a small memory.",
     )
 
     model: Expanded

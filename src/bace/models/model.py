@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -35,6 +35,8 @@ class Model(nn.Module):
     # whether it passes its encoders only by `read_rows`, so that it can read a batch in parts; a subclass with its own
     # pass must declare this
     in_pieces: ClassVar[bool] = True
+    _once: Batch | None = None  # see `passed_once`
+    _features: Tensor | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -49,8 +51,22 @@ class Model(nn.Module):
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False) -> Output:
         """One pass. `name` distinguishes the passes of a step: each has its own dropout, whatever ran before. `taps`
         requests the output of each block, before the final LayerNorm."""
+        again = batch is self._once and not taps and not torch.is_grad_enabled()
+        if again and self._features is not None:
+            return Output(self._features, self.head(self._features))
         features, tapped = self._pass(self.branches(batch, taps), batch, name)
+        self._features = features if again else self._features
         return Output(features, self.head(features), tapped)
+
+    @contextmanager
+    def passed_once(self, batch: Batch) -> Iterator[None]:
+        """A context in which this batch passes the encoder once, if it needs no gradient: several rules of prediction
+        share its features."""
+        self._once = batch
+        try:
+            yield
+        finally:
+            self._once = self._features = None
 
     def branches(self, batch: Batch, taps: bool) -> Iterator[Branch]:
         """The features of the rows from each encoder. Here there is one encoder."""

@@ -179,7 +179,7 @@ NUMBERS: dict[str, Callable[[Finished], float | None]] = {
     "Acc": _of_metrics("A_last"),
     "Prob.Acc": lambda found: last(probing(found)),
     "gap": lambda found: less(last(probing(found)), found.metrics.A_last),
-    # the introduction's numbers are averages over the incremental steps, from the second step on (spec 5.3)
+    # the introduction's numbers are averages over the incremental steps, from the second step on
     "A_observed": lambda found: average(observed(found)[1:]),
     "A_probing": lambda found: average(probing(found)[1:]),
     "observed_slope": lambda found: slope(observed(found)[1:]),

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from bace.config.schema import Config
 from bace.errors import ConfigError, closest_name
 from bace.experiments.compare import folder_name, parse_method
+from bace.methods import find_method
 
 Buffer = int | Literal["all", "inf"]  # total number of examples, as printed; "inf": joint training
 Scale = Literal["desk", "full"]
@@ -33,6 +34,8 @@ CONTROLS_OF: dict[str, tuple[str, ...]] = {
     "ER": ("ER (reduction=joint)", "ER (mode=concat)"),
     "DER++": ("DER++ (logits=stored)", "DER++ (logits=teacher)"),
     "IL2M": ("IL2M (mode=batch)",),
+    "ExtendNER": ("ExtendNER (head=frozen)",),  # CFNER's head, and CFNER without it and without its weight
+    "CFNER": ("CFNER (head=trained, adaptive=false)",),
     **{
         name: (f"{name} (mode=concat)",)
         for name in ("iCaRL", "BiC", "LUCIR", "PODNet", "DDE", "EEIL", "GD", "Co2L", "FOSTER", "MEMO", "BEEF")
@@ -484,8 +487,19 @@ _PTM = Entry(
     table="ptm",
 )
 
-# ER with this many epochs costs as much as BaCE with 5 (desk scale: 3): BaCE takes 14 passes and ER 6 (spec 9.1)
-LONGER = replace(CIFAR_20, buffers=(500,), full={"train.epochs": 12}, desk={"train.epochs": 7}, group="cifar100-longer")
+def as_long_as_bace(epochs: int) -> int:
+    """The epochs in which ER takes as many passes as BaCE in these, if as many examples are replayed as are new."""
+    bace, er = (find_method(name)().cost for name in ("BaCE", "ER"))
+    return round(epochs * (bace.new + bace.replayed) / (er.new + er.replayed))
+
+
+LONGER = replace(
+    CIFAR_20,
+    buffers=(500,),
+    full={"train.epochs": as_long_as_bace(5)},
+    desk={"train.epochs": as_long_as_bace(3)},
+    group="cifar100-longer",
+)
 CONTROLS = Entry(
     "controls",
     "text",

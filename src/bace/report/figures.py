@@ -485,8 +485,8 @@ LEGEND: dict[str, Any] = {
 
 
 def forgotten(run: Run) -> list[float]:
-    """The best score of each task except the last, minus its final score (spec 5.2: the best of the rows before the
-    last)."""
+    """The best score of each task except the last, minus its final score. The best is that of the rows before the last,
+    unless `measure.fgt_max` says otherwise."""
     last = run.matrix[-1]
     best = [max(row[i] for row in run.matrix[i:-1]) for i in range(len(last) - 1)]
     if any(leaf(key) == "fgt_max" and value == "all" for key, value in setting_names(run.config).items()):
