@@ -1,9 +1,10 @@
-"""The growth of the seconds and memory of an ER run with classes, tasks, examples and memory, as exponents of fitted
-powers.
+"""The growth of the seconds and memory of a run with classes, tasks, examples and memory, as exponents.
 
 The encoder is tiny (one block of width 32, 8 pixels), so that the library's own work is visible. One number grows at a
-time. An exponent of 1 is linear; none may be above 1.1. Tasks divide the same examples, and all seen test examples are
-evaluated after each task, so seconds grow with the number of tasks even if learning does not.
+time. The exponent is that between the two largest sizes, or that of a power fitted to all sizes if this is larger. An
+exponent of 1 is linear; none may be above 1.1. Tasks divide the same examples, and all seen test examples are
+evaluated after each task, so seconds grow with the number of tasks even if learning does not. The method is ER. BaCE is
+measured with examples, without a limit: it compares all examples of a task with each other.
 
     python benchmarks/scaling.py [--axis NAME ...] [--plot FILE.svg]
 """
@@ -39,7 +40,7 @@ PLOT = Path(__file__).parents[1] / "docs" / "scaling.svg"
 TINY = {"classes": [10, 20], "tasks": [2, 4], "examples": [200, 400], "memory": [50, 100]}
 
 
-def run(classes: int, tasks: int, examples: int, memory: int) -> float:
+def run(classes: int, tasks: int, examples: int, memory: int, method: str = "ER") -> float:
     """The seconds of a whole run: training, memory and evaluation after every task."""
     rng = torch.Generator().manual_seed(0)
     count = examples + examples // 4  # the test set has a quarter of the examples
@@ -55,33 +56,37 @@ def run(classes: int, tasks: int, examples: int, memory: int) -> float:
     budget = MemoryBudget(memory, allow_missing_classes=True)
     training, measures = Training(epochs=1, threads=1), Measures(fwt=False)
     settings = (Backbone(), HeadSettings(), budget, training, measures, Checkpoints())
-    config = Config({"name": "benchmark"}, {"name": "ER"}, *settings)
-    method = find_method("ER")()
-    method.stream, method.training_settings, method.now = stream, training, Position(0)
-    method.memory = Memory(memory, allow_missing_classes=True)
+    config = Config({"name": "benchmark"}, {"name": method}, *settings)
+    learned = find_method(method)()
+    learned.stream, learned.training_settings, learned.now = stream, training, Position(0)
+    learned.memory = Memory(memory, allow_missing_classes=True)
     encoder = small_vit(32, 1, 8, 4)
-    method.model = method.build(Model(encoder, CosineHead(encoder.width)))
+    learned.model = learned.build(Model(encoder, CosineHead(encoder.width)))
     begun = time.process_time()
-    Trainer(method, stream, config).run()
+    Trainer(learned, stream, config).run()
     return time.process_time() - begun
 
 
-def measured(size: dict[str, int]) -> tuple[float, int]:
+def measured(size: dict[str, int], method: str = "ER") -> tuple[float, int]:
     """The seconds, and the memory in MB that the run adds to a separate process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         pool.apply(_one_thread, (SMALLEST,))  # includes imports and the allocations of the first run of a process
         before = pool.apply(_peak_after, (int, ()))
-        seconds = pool.apply(_one_thread, (size,))
+        seconds = pool.apply(_one_thread, (size, method))
         return seconds, max(pool.apply(_peak_after, (int, ())) - before, 1)
 
 
-def _one_thread(size: dict[str, int]) -> float:
+def _one_thread(size: dict[str, int], method: str = "ER") -> float:
     torch.set_num_threads(1)
-    return run(**size)
+    return run(**size, method=method)
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:
-    """The slope of log(value) over log(size), by least squares."""
+    """The slope of log(value) over log(size): of all points by least squares, or of the last two if it is larger."""
+    return max(slope(sizes, values), slope(sizes[-2:], values[-2:]))
+
+
+def slope(sizes: list[int], values: list[float]) -> float:
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     products = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
@@ -105,10 +110,13 @@ def exponents(points: Points) -> dict[str, Bar]:
 
 
 def bars(tiny: bool) -> dict[str, Bar]:
-    points = grown(TINY, SMALLEST) if tiny else grown(AXES, USUAL)
+    axes, usual = (TINY, SMALLEST) if tiny else (AXES, USUAL)
+    points = grown(axes, usual)
     if not tiny:
         PLOT.write_text(plot(points))
-    return exponents(points)
+    sizes = axes["examples"]
+    seconds = [measured({**usual, "examples": size}, "BaCE")[0] for size in sizes]
+    return exponents(points) | {"BaCE: seconds grow with examples: exponent": Bar(exponent(sizes, seconds))}
 
 
 # -- the plot of docs/performance.md
@@ -147,9 +155,9 @@ def panel(title: str, values: list[tuple[int, float]], left: int, top: int) -> s
         f'<text x="{a:.1f}" y="{top + SIDE + 13}" text-anchor="middle">{size:,}</text>'
         for (a, _), (size, _) in zip(spots, values, strict=True)
     )
-    slope = exponent(*(list(column) for column in zip(*values, strict=True)))
+    steepest = exponent(*(list(column) for column in zip(*values, strict=True)))
     return (
-        f'<text x="{left}" y="{top - 12}" font-weight="bold">{title}: exponent {slope:.2f}</text>'
+        f'<text x="{left}" y="{top - 12}" font-weight="bold">{title}: exponent {steepest:.2f}</text>'
         f'<rect x="{left}" y="{top}" width="{SIDE}" height="{SIDE}" fill="none" stroke="#999"/>'
         f'<line x1="{left}" y1="{top + SIDE}" x2="{left + SIDE}" y2="{top}" stroke="#ccc" stroke-dasharray="4"/>'
         f'<polyline points="{line}" fill="none" stroke="#1f77b4"/>{dots}{labels}{below}'

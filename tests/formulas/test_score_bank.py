@@ -47,13 +47,15 @@ def test_the_first_step_has_the_loss_of_the_exact_scores(tiny: Any, modality: st
         torch.testing.assert_close(value, losses[1][name])
 
 
+@pytest.mark.parametrize("neighbor_grad", [False, True])
 @pytest.mark.parametrize("modality", CASES)
-def test_a_step_refreshes_the_rows_of_its_batch_and_no_others(tiny: Any, modality: str) -> None:
-    method = at_task(tiny, modality, BANK)
+def test_a_step_refreshes_the_rows_that_it_passes_and_no_others(tiny: Any, modality: str, neighbor_grad: bool) -> None:
+    method = at_task(tiny, modality, {**BANK, "neighbor_grad": neighbor_grad})
     take_step(method, some(method))
     before, expected, batch = method.bank.clone(), scores_now(method), some(method)
     method.loss(batch)
-    mine = torch.isin(method.rows, batch.rows)
+    drawn = method.neighbourhood(batch).drawn
+    mine = torch.isin(method.rows, torch.cat([batch.rows, drawn.rows]) if neighbor_grad else batch.rows)
     assert (before[mine] - expected[mine]).abs().max() > 1e-3  # the student has changed since then
     torch.testing.assert_close(method.bank[mine], expected[mine])
     assert torch.equal(method.bank[~mine], before[~mine])

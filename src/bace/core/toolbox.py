@@ -116,7 +116,7 @@ class Toolbox(ElasticBuffers):
         clean features, or at random. Sentences are selected at random, each for one of the entity types it shows."""
         chosen: dict[int, Tensor] = {}
         groups = self.stream.by_group(examples)
-        if groups and self.memory.select == "herding" and self.stream.one_row:  # then every example belongs to one group
+        if groups and self.memory.select == "herding" and self.stream.one_row:  # an example is of one group
             features, at = self.herding_features(examples), torch.empty(len(self.stream.data), dtype=torch.int64)
             at[examples] = torch.arange(len(examples))
             return {group: members[herd(features[at[members]], count)] for group, members in groups.items()}

@@ -335,6 +335,8 @@ class BaCE(HoldOut):
             logits = self.beside(near.rows, rows, scored) if carried is None else carried
             return self.log_scores_of_new(logits)[near.position, y]
         self.bank[torch.searchsorted(self.rows, rows)] = self.log_scores_of_new(scored)
+        if near.drawn is not None and carried is not None:  # every pass refreshes the bank
+            self.bank[torch.searchsorted(self.rows, near.drawn.rows)] = self.log_scores_of_new(carried.detach())
         log_beside = self.bank[torch.searchsorted(self.rows, near.rows)][near.position, y]
         if near.drawn is None or carried is None:
             return log_beside

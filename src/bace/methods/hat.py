@@ -47,9 +47,10 @@ class HAT(Method):
         mechanism="binary gates per task on adapters; weights in use never change",
         besides="prediction takes one pass for each task",
         o_rows="refused: O belongs to no task, and the heads of single tasks cannot tell which task a word belongs to",
-        reading="Adapters, norms and heads per task follow Kim et al. The slope rises once over "
-        "the task (`anneal=stage`); in the original it rises in every epoch, whose steps are few here. Gates move as "
-        "far as in the 3,140 steps of Kim et al. on a task (`gate_steps`), and are binary after a task. Raw logits are compared. Only train.clip clips the gradients (10000 in the original).",
+        reading="Adapters, norms and heads per task follow Kim et al. The slope rises once over the task "
+        "(`anneal=stage`); in the original it rises in every epoch, whose steps are few here. Gates move as far as in "
+        "the 3,140 steps of Kim et al. on a task (`gate_steps`), and are binary after a task. Raw logits are compared. "
+        "Only train.clip clips the gradients (10000 in the original).",
     )
 
     gates: Gates

@@ -62,8 +62,8 @@ class L2P(Method):
         reading="We follow the authors' code: prompts stand before the class token and have no positions, the head "
         "takes the mean of their outputs and starts at zero, and the optimiser is Adam. Each input selects its own "
         "prompts (with `vote`, a training batch votes). The soft-max spans only the task's classes. There is no "
-        "replay. Of the authors' two recipes, `5-datasets` is the default (20 prompts, own prompts for each task, gamma "
-        "0.5); with `cifar100` (10 prompts that all tasks change, gamma 1) A_last on digits is 36.5 and not 73.6.",
+        "replay. Of the authors' two recipes, `5-datasets` is the default (20 prompts, each task its own, gamma 0.5); "
+        "with `cifar100` (10 prompts that all tasks change, gamma 1) A_last on digits is 36.5 and not 73.6.",
     )
 
     def __init__(

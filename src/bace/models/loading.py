@@ -137,48 +137,48 @@ def _load_folder(folder: Path) -> _Loaded:
         )
     family = FAMILIES[model_type]
     weights, parts = _check_weights(folder)
-    model: nn.Module
-    try:
-        if family is ViTEncoder:
-            model, missing = filled_vit(ViTConfig.from_dict(read_json(config_file)), read_folder_of_vit(parts))
-        else:
-            model, missing = _from_transformers(family, folder)
-    except DataError:
-        raise
-    except ValueError as error:
-        if family is not ViTEncoder:
-            raise unfit(weights, config_file, error, first_line(error)) from error
-        raise DataError(f"{folder} is a ViT that cannot be read: {error}.") from error
-    except Exception as error:  # transformers raises many kinds; to the user they all mean the same
-        own = family is ViTEncoder  # torch lists the tensors, one a line
-        raise unfit(weights, config_file, error, last_line(error) if own else first_line(error)) from error
+    model, missing = _own_vit(folder, parts) if family is ViTEncoder else _from_transformers(family, folder, weights)
     if missing:
         raise DataError(f"{weights} lacks {len(missing)} tensors of a {model_type} model, such as {missing[0]}.")
     preprocessing = folder / "preprocessor_config.json"
     return family, model, read_json(preprocessing) if preprocessing.exists() else {}
 
 
-def unfit(weights: Path, config_file: Path, error: Exception, reason: str) -> DataError:
-    return DataError(
-        f"{weights} does not fit {config_file} ({type(error).__name__}: {reason:.200}). "
-        "Get both from the same model again."
-    )
+def _own_vit(folder: Path, parts: list[Path]) -> tuple[nn.Module, list[str]]:
+    """A model, and the names of the tensors that its files lack."""
+    tensors = read_folder_of_vit(parts)
+    try:
+        return filled_vit(ViTConfig.from_dict(read_json(folder / "config.json")), tensors)
+    except ValueError as error:
+        raise DataError(f"{folder} is a ViT that cannot be read: {error}.") from error
+    except RuntimeError as error:  # torch lists the tensors, one a line
+        raise _unfit(parts[0], error, last_line(error)) from error
 
 
-def _from_transformers(family: type[Encoder], folder: Path) -> tuple[nn.Module, list[str]]:
+def _from_transformers(family: type[Encoder], folder: Path, weights: Path) -> tuple[nn.Module, list[str]]:
     """A model, and the names of the tensors that its files lack, which transformers draws at random."""
     import transformers
 
     with _quiet():
-        model, info = getattr(transformers, family.transformers_class).from_pretrained(
-            folder,
-            dtype=torch.get_default_dtype(),
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **transformers_options(family),
-        )
+        try:
+            model, info = getattr(transformers, family.transformers_class).from_pretrained(
+                folder,
+                dtype=torch.get_default_dtype(),
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **transformers_options(family),
+            )
+        except Exception as error:  # transformers raises many kinds; to the user they all mean the same
+            raise _unfit(weights, error, first_line(error)) from error
     return model, sorted(info["missing_keys"])
+
+
+def _unfit(weights: Path, error: Exception, reason: str) -> DataError:
+    return DataError(
+        f"{weights} does not fit {weights.with_name('config.json')} ({type(error).__name__}: {reason:.200}). "
+        "Get both from the same model again."
+    )
 
 
 def transformers_options(family: type[Encoder]) -> dict[str, Any]:

@@ -73,6 +73,8 @@ class ViTConfig:
             raise ValueError("a probability of dropout is 1 or more")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(f"a width of {self.hidden_size} cannot be divided among {self.num_attention_heads} heads")
+        if self.image_size < self.patch_size:
+            raise ValueError(f"a picture of {self.image_size} pixels has no patch of {self.patch_size}")
         if self.hidden_act not in ACTIVATIONS:
             raise ValueError(f"'hidden_act' is '{self.hidden_act:.50}', none of {', '.join(ACTIVATIONS)}")
 
@@ -84,7 +86,7 @@ class ViTConfig:
         names = {field.name for field in dataclasses.fields(cls)}
         taken = {name: value for name, value in found.items() if name in names}
         for name in ("image_size", "patch_size"):  # may be height and width
-            if isinstance(value := taken.get(name), list | tuple) and len(set(value)) == 1:
+            if isinstance(value := taken.get(name), list | tuple) and value and all(v == value[0] for v in value):
                 taken[name] = value[0]
         return cls(**taken)
 

@@ -36,8 +36,9 @@ def attend(
     **others: Any,  # options of transformers' other attentions
 ) -> tuple[Tensor, None]:  # (examples, tokens, heads, width of a head)
     """softmax(Q [P_K ; K]^T / sqrt(d)) [P_V ; V]. The attention is not causal."""
-    if any(others.get(name) for name in ("is_causal", "softcap")) or others.get("position_bias") is not None:
-        raise NotImplementedError(f"this attention does not take {', '.join(others)}")
+    for name in ("is_causal", "softcap", "position_bias"):
+        if others.get(name) is not None and others[name] is not False:
+            raise NotImplementedError(f"this attention does not take {name}")
     if prefix is not None and prefix[0].shape[1]:
         key, value = (torch.cat([by_head(p, own), own], 2) for p, own in zip(prefix, (key, value), strict=True))
         if attention_mask is not None:  # every token attends to the whole prefix, unless the mask covers it, too

@@ -96,7 +96,7 @@ def filled_vit(config: ViTConfig, tensors: Mapping[str, Tensor]) -> tuple[PlainV
     with torch.device("meta"):  # only shapes, because all values are replaced
         model = PlainViT(config)
     names = model.state_dict().keys() & tensors.keys()
-    for name in names:
+    for name in sorted(names):
         if tensors[name].dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
             raise ValueError(f"{name} has numbers of type {tensors[name].dtype}: quantised weights are not supported")
     copies = {name: tensors[name].to(torch.get_default_dtype(), copy=True).contiguous() for name in names}
