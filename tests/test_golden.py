@@ -23,7 +23,7 @@ def test_a_method_scores_on_digits_as_recorded(method: str) -> None:
     assert not outside
 
 
-@pytest.mark.parametrize("method", ["ACIL", "FeCAM", "MOS", "RanPAC", "SLDA"])
+@pytest.mark.parametrize("method", ["ACIL", "APER", "FeCAM", "MOS", "RanPAC", "SLDA"])
 def test_the_band_of_a_method_on_features_has_no_room_for_class_means_alone(method: str) -> None:
     assert tells_apart(BANDS["SimpleCIL"], BANDS[method])
 

@@ -12,6 +12,7 @@ from bace.core.evaluation import evaluate_seen
 from bace.core.study import Observation
 from bace.core.trainer import Trainer
 from bace.experiments.assemble import assemble
+from bace.methods import METHODS
 from bace.models.encoder import Encoder
 
 
@@ -37,6 +38,21 @@ def test_evaluation_passes_each_test_example_once(tiny: Any, method: str) -> Non
     assert passed(trainer) - before == pytest.approx(sum(len(task.test) for task in stream[:2]))
     assert len(row) == 2
     assert all(len(scores) == 2 for scores in detail["scorers"].values())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.title)
+def test_predictions_from_a_shared_pass_are_those_of_passes_of_their_own(tiny: Any, method: Any) -> None:
+    """Also of methods that pass a batch several times, each time with other adapters or gates."""
+    trainer = learned(tiny, min(method.modalities), method.title)
+    made, stream = trainer.method, trainer.stream
+    made.eval()
+    with stream.licence("a test", stream[1].test):
+        batch = stream.batch(stream[1].test)
+    alone = made.predict(batch)
+    with made.model.passed_once(batch):
+        for scorer in made.scorers:
+            made.predict(batch, scorer)
+        torch.testing.assert_close(made.predict(batch), alone, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("modality", ["image", "text", "token"])

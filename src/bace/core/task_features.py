@@ -51,5 +51,5 @@ def fingerprint(encoder: Encoder) -> list[float]:
     """Numbers that change with the weights, even with those that are written past autograd (`p.data`)."""
     weights = [*encoder.parameters(), *encoder.buffers()]
     with torch.no_grad():
-        norms = torch.stack([w.float().norm() for w in weights]).tolist()
+        norms = torch.stack([w.float().norm() for w in weights]).tolist() if weights else []
     return [*norms, *(float(w._version) for w in weights)]

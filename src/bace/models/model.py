@@ -61,8 +61,8 @@ class Model(nn.Module):
     @contextmanager
     def passed_once(self, batch: Batch) -> Iterator[None]:
         """A context in which this batch passes the encoder once, if it needs no gradient: several rules of prediction
-        share its features."""
-        self._once = batch
+        share its features. An encoder with states (adapters or gates of which one is chosen) passes it every time."""
+        self._once = None if self.encoder.states else batch
         try:
             yield
         finally:
