@@ -71,6 +71,26 @@ def test_words_of_sentences_are_rows_in_the_new_families_too(tiny: Any, folders:
     assert bace.run(tiny.settings("token", **changes, **{"train.epochs": 8})).metrics["A_last"] > 30
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_passes_without_gradient_in_small_parts_give_the_same(
+    folders: dict[str, str], family: str, pooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Examples that do not fit into the processor's cache together pass the blocks one after another."""
+    encoder, inputs = load_encoder(folders[family]).eval(), tiny_inputs(family)
+    sizes: list[int] = []
+    encoder.blocks[0].register_forward_pre_hook(lambda block, given: sizes.append(len(given[0])))
+    whole = encoder(inputs, pooled=pooled)  # gradients are on, so it is never divided
+    monkeypatch.setattr("bace.models.encoder.CACHED", 1)
+    before = encoder.passes.total
+    with torch.no_grad():
+        parts = encoder(inputs, pooled=pooled)
+    examples = len(whole)
+    assert sizes == [examples] + [1] * examples
+    assert encoder.passes.total - before == pytest.approx(examples)
+    close(parts, whole)
+
+
 # -- CLIP
 
 

@@ -5,6 +5,7 @@ copied top blocks and frozen prefixes are written once, by composing `embed`, `r
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from bace.models.prefix_attention import Prefix
 
 Modality = Literal["image", "text"]
 Site = tuple[nn.Module, str]  # a module and the name of its attribute
+CACHED = 5_000_000  # bytes; the best of 1 to 20 MB for three encoders (docs/performance.md)
 NO_PREFIXES: Mapping[int, Prefix] = MappingProxyType({})
 
 
@@ -235,6 +237,11 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:  # (examples, tokens, width) both, and that for each block
         """From the input of block `start` to the finished hidden states; with `taps` also the output of each block.
         With `class_token` the last block returns only this token, which not every encoder supports (`shortens`)."""
+        size = None if taps or prefixes else examples_at_once(hidden)
+        if size is not None and size < len(hidden):
+            masks = itertools.repeat(mask) if mask is None else mask.split(size)
+            run = functools.partial(self.run, start=start, class_token=class_token)
+            return torch.cat([run(*part)[0] for part in zip(hidden.split(size), masks, strict=False)]), []
         outputs = []
         for block in range(start, len(self.blocks)):
             if class_token and block == len(self.blocks) - 1:
@@ -303,6 +310,14 @@ class Encoder(nn.Module):
         for module in frozen_modules(self):
             module.eval()
         return self
+
+
+def examples_at_once(hidden: Tensor) -> int | None:  # (examples, tokens, width)
+    """The maximum number of examples that pass the blocks together; None: any. A processor passes examples without
+    gradient faster if the widest hidden state of a block, which has four times the width, stays in its cache."""
+    if torch.compiler.is_exporting() or torch.is_grad_enabled() or hidden.device.type != "cpu":
+        return None
+    return max(CACHED // max(4 * hidden[:1].nbytes, 1), 1)
 
 
 def frozen_modules(encoder: Encoder) -> list[nn.Module]:
