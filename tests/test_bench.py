@@ -27,7 +27,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 def test_every_part_has_bars(bench: SimpleNamespace) -> None:
     for part in bench.PARTS:
         assert callable(importlib.import_module(part).bars)
-    for script in ("bank", "imagenet", "imagenet_cost", "learner", "many_runs", "methods"):
+    for script in ("bank", "explanations", "imagenet", "imagenet_cost", "learner", "methods", "settings", "step_profile"):
         importlib.import_module(script)
 
 
