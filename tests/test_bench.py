@@ -27,7 +27,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 def test_every_part_has_bars(bench: SimpleNamespace) -> None:
     for part in bench.PARTS:
         assert callable(importlib.import_module(part).bars)
-    for script in ("bank", "explanations", "imagenet", "imagenet_cost", "learner", "methods", "settings", "step_profile"):
+    others = ("bank", "explanations", "imagenet", "imagenet_cost", "learner", "methods", "settings", "step_profile")
+    for script in others:
         importlib.import_module(script)
 
 
