@@ -628,7 +628,13 @@ def test_a_cache_saves_operations_but_no_passes_and_takes_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "changes", "petaflop"), [("ER", {}, 53), ("BaCE", {}, 123), ("BaCE", {"neighbor_grad": True}, 211)]
+    ("method", "changes", "petaflop"),
+    [
+        ("ER", {}, 53),
+        ("BaCE", {}, 53 * 8 / 6),
+        ("BaCE", {"neighbour_scores": "exact"}, 123),
+        ("BaCE", {"neighbour_scores": "exact", "neighbor_grad": True}, 211),
+    ],
 )
 def test_estimates_agree_with_the_specification(method: str, changes: dict[str, Any], petaflop: float) -> None:
     found = cost.estimate(vit_config(method, **changes), 20)
@@ -643,7 +649,9 @@ def test_estimates_grow_with_what_is_done() -> None:
         return found.passes
 
     assert passes("SEQ") < passes("ER", mode="concat") < passes("LwF") < passes("ER")
-    assert passes("ER") < passes("BaCE", W0=1) < passes("BaCE") < passes("BaCE", K=10)
+    exact = {"neighbour_scores": "exact"}
+    assert passes("ER") < passes("BaCE", W0=1) == passes("BaCE") < passes("BaCE", **exact)
+    assert passes("BaCE", **exact) < passes("BaCE", **exact, K=10)
     assert passes("MTL") == pytest.approx(10.5 * passes("MTL", only_last=True), rel=0.2)
     found = cost.estimate(vit_config("ER"), 20)
     assert found is not None

@@ -43,7 +43,7 @@ from bace.models.model import Model
 
 def bace(**changes: Any) -> dict[str, Any]:
     """Return settings in which Effect_new is large enough to be visible."""
-    return {"name": "bace", "W0": 0.6, "K": 3, **changes}
+    return {"name": "bace", "W0": 0.6, "K": 3, "neighbour_scores": "exact", **changes}
 
 
 def new_batch(method: Any, count: int = 4) -> Batch:

@@ -24,7 +24,7 @@ def learned(
     tiny: Any, modality: str, name: str, settings: dict[str, Any] | None = None, **method: Any
 ) -> tuple[Steps, dict[str, Tensor], dict[str, Tensor]]:
     """Return the terms of the loss at every step of task 2, the weights after it, and the teacher's weights."""
-    options = {"name": name, "W0": 0.6, "K": 3, **method}
+    options = {"name": name, "W0": 0.6, "K": 3, **({} if name == PLAIN else {"neighbour_scores": "exact"}), **method}
     changes = {"benchmark.train_per_class": 5, "benchmark.test_per_class": 1, "train.batch_size": 6, "memory.size": 4}
     changes |= settings or {}
     chosen, stream, config = make(tiny, modality, options, **changes)
@@ -85,7 +85,7 @@ def test_logits_that_the_teacher_gives_the_memory_once_an_epoch_are_those_of_eve
 def counted(tiny: Any, modality: str, ready: Any = None, **method: Any) -> dict[str, list[int]]:
     """Count the rows of each pass in one step of task 2: the student's passes with gradient, its other passes, and the
     teacher's."""
-    ready = ready or at_task(tiny, modality, {"name": "bace", "K": 5, **method})
+    ready = ready or at_task(tiny, modality, {"name": "bace", "neighbour_scores": "exact", "K": 5, **method})
     ids = ready.stream[1].train
     batch = ready.stream.batch(ids[:4], view=ready.now.view())
     with recorded_passes() as passes:
@@ -103,7 +103,7 @@ def test_s1_spares_the_teachers_pass_over_the_new_batch(tiny: Any) -> None:
 
 @pytest.mark.parametrize("modality", CASES)
 def test_s2_passes_each_neighbour_once_and_s3_none_that_is_an_anchor(tiny: Any, modality: str) -> None:
-    ready = at_task(tiny, modality, {"name": "bace", "K": 5})
+    ready = at_task(tiny, modality, {"name": "bace", "neighbour_scores": "exact", "K": 5})
     batch = ready.stream.batch(ready.stream[1].train[:4], view=ready.now.view())
     own = batch.rows if modality == "image" else batch.rows[batch.targets != 0]
     members = [ready.table.neighbours[ready.table.anchors == row][0].tolist() for row in own.tolist()]
@@ -115,7 +115,7 @@ def test_s2_passes_each_neighbour_once_and_s3_none_that_is_an_anchor(tiny: Any, 
 
 
 def test_s3_is_left_out_where_dropout_makes_the_two_scores_differ(tiny: Any) -> None:
-    ready = at_task(tiny, "text", {"name": "bace", "K": 5}, backbone=tiny.bert)
+    ready = at_task(tiny, "text", {"name": "bace", "neighbour_scores": "exact", "K": 5}, backbone=tiny.bert)
     assert ready.model.has_dropout
     rows = ready.stream[1].train[:4]
     scored = torch.full((4, 4), torch.nan)
@@ -146,7 +146,7 @@ class Shapes(TorchDispatchMode):
 
 
 def test_s4_never_makes_scores_of_all_classes_for_all_neighbours(tiny: Any) -> None:
-    ready = at_task(tiny, "image", {"name": "bace", "K": 5})
+    ready = at_task(tiny, "image", {"name": "bace", "neighbour_scores": "exact", "K": 5})
     batch = ready.stream.batch(ready.stream[1].train[:3], view=ready.now.view())
     with Shapes() as shapes:
         ready.loss(batch)
@@ -169,7 +169,7 @@ def test_s8_bounds_the_memory_of_the_search_and_finds_the_same() -> None:
 def test_s19_passes_no_teacher_over_new_data_that_nobody_asks_for(tiny: Any) -> None:
     """With alpha = 0 and W0 = 1, the teacher is only needed to match replayed logits, with one pass per step."""
     for terms, epoch_passes in (({"alpha": 0.0, "W0": 1.0}, 0), ({"alpha": 1.0, "W0": 1.0}, 1)):
-        ready = at_task(tiny, "image", {"name": "bace", **terms})
+        ready = at_task(tiny, "image", {"name": "bace", "neighbour_scores": "exact", **terms})
         with recorded_passes() as passes:
             ready.before_epoch(ready.stages(ready.stream[1])[0])
         assert len(passes) == epoch_passes
@@ -179,7 +179,7 @@ def test_s19_passes_no_teacher_over_new_data_that_nobody_asks_for(tiny: Any) -> 
 def test_s20_passes_the_memory_through_the_teacher_once_an_epoch_if_its_views_repeat(
     tiny: Any, settings: dict[str, Any], each_step: list[int]
 ) -> None:
-    ready = at_task(tiny, "image", {"name": "bace"}, **{"memory.size": 4, **settings})
+    ready = at_task(tiny, "image", {"name": "bace", "neighbour_scores": "exact"}, **{"memory.size": 4, **settings})
     with recorded_passes() as passes:
         ready.before_epoch(ready.stages(ready.stream[1])[0])
     task, *memory = [len(one.batch) for one in passes if one.model is ready.teacher][::-1]
@@ -192,14 +192,14 @@ def test_s20_without_matching_passes_the_memory_only_if_replayed_o_words_are_dis
     tiny: Any, rule: str, once: bool
 ) -> None:
     settings = {"memory.size": 4, "train.replay_o": rule}
-    ready = at_task(tiny, "token", {"name": "bace", "lambda_mse": 0.0}, **settings)
+    ready = at_task(tiny, "token", {"name": "bace", "neighbour_scores": "exact", "lambda_mse": 0.0}, **settings)
     assert bool(len(ready.remembered_rows)) == once
     assert counted(tiny, "token", ready)["teacher"] == []
 
 
 @pytest.mark.parametrize("method", [{}, {"teacher_head": "all"}, {"lambda_mse": 0.0}], ids=str)
 def test_s20_gives_every_row_of_a_replayed_sentence_the_live_teachers_logits(tiny: Any, method: dict[str, Any]) -> None:
-    ready = at_task(tiny, "token", {"name": "bace", **method}, **{"memory.size": 4})
+    ready = at_task(tiny, "token", {"name": "bace", "neighbour_scores": "exact", **method}, **{"memory.size": 4})
     replay = ready.replay()
     once = ready.teacher_logits(replay)
     assert len(ready.remembered_rows)

@@ -37,8 +37,8 @@ class BaCE(HoldOut):
             `different` class, the nearest with equal weights (`uniform`), `random` ones, or the farthest (`reverse`).
         neighbor_grad: whether neighbours carry gradient; with `bank`, one of each sample's neighbours does, drawn by
             its weight, and counts for all of them.
-        neighbour_scores: the student's scores of the neighbours: computed at every step (`exact`), or the scores from
-            when each neighbour was last a sample itself (`bank`), at most two epochs ago.
+        neighbour_scores: the student's scores of the neighbours: the scores from when each neighbour was last a sample
+            itself, at most two epochs ago (`bank`), or computed at every step (`exact`), which takes longer.
         kl_direction: the direction of the distillation: KL(student || teacher), as the paper writes it (`reverse`), or
             KL(teacher || student) (`forward`), which holds new tasks back at alpha = 1.
         kl_mode: the student's scores of the old classes: a slice of the soft-max over all (`slice`) or renormalised.
@@ -62,8 +62,9 @@ class BaCE(HoldOut):
     takes_known = True
     card = Card(
         mechanism="joint prediction with neighbours; distillation, replay and logit matching; averaged teacher",
-        besides="neighbours that are shared or in the batch are passed once; 1 of the 4 replayed is the teacher's, "
-        "which passes each example in memory only once an epoch where its views repeat (docs/bace.md, S20)",
+        besides="`neighbour_scores=exact` adds K for each new example, but neighbours that are shared or in the "
+        "batch are passed once; 1 of the 4 replayed is the teacher's, which passes each example in memory only once an "
+        "epoch where its views repeat (docs/bace.md, S20)",
         o_rows="O rows are neither anchors nor neighbours; they are distilled over the old columns of the soft-max "
         "over all classes; O rows of replayed sentences are treated in the same way or learned as class 0 with "
         "cross-entropy (`train.replay_o`), and their logits are always matched",
@@ -79,7 +80,7 @@ class BaCE(HoldOut):
         lambda_mse: float = 1.0,
         effect_new: Literal["full", "same", "different", "uniform", "random", "reverse"] = "full",
         neighbor_grad: bool = False,
-        neighbour_scores: Literal["exact", "bank"] = "exact",
+        neighbour_scores: Literal["bank", "exact"] = "bank",
         kl_direction: Literal["forward", "reverse"] = "reverse",
         kl_mode: Literal["slice", "renorm"] = "slice",
         kl_tau: float = 1.0,
