@@ -468,13 +468,13 @@ def test_a_line_a_task_is_printed_also_where_no_terminal_is(
     told: list[str] = []
     result = bace.run(tiny.settings("image", method="er"), tell=told.append)
     matrix = result.matrix
-    lines = [line for line in told if line.startswith("task")]
+    lines = [line for line in told if re.match(r"task \d/", line)]
     assert re.fullmatch(rf"task 1/3: A_t {matrix[0][0]:.2f}, \d+ s left", lines[0])
     assert re.fullmatch(rf"task 2/3: A_t {sum(matrix[1]) / 2:.2f}, A_new {matrix[1][1]:.2f}, \d+ s left", lines[1])
     new = (matrix[1][1] + matrix[2][2]) / 2
     assert lines[2] == f"task 3/3: A_t {sum(matrix[2]) / 3:.2f}, A_new {new:.2f}"  # no time is left
     assert main(["run", *flags(tiny, "image"), "--out", str(tmp_path / "y")]) == 0
-    printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("task")]
+    printed = [line for line in capsys.readouterr().err.splitlines() if re.match(r"task \d/", line)]
     assert [line.partition(" s left")[0].rpartition(",")[0] for line in printed[:2]] == [
         line.partition(" s left")[0].rpartition(",")[0] for line in lines[:2]
     ]
@@ -941,3 +941,20 @@ def test_compare_reads_lists_in_method_settings() -> None:
     assert methods_asked(["BaCE(K=[1,2], W0=1)"], "digits") == [("BaCE", {"K": [1, 2], "W0": 1})]
     with pytest.raises(ConfigError, match="setting=value"):
         methods_asked(["BaCE(K=[1)"], "digits")
+
+
+def test_a_run_says_that_a_task_was_hardly_learned_and_what_to_do(tiny: Any, tmp_path: Path, capsys: Any) -> None:
+    settings = tiny.settings("image", method="er", **{"train.lr": 1e-9, "train.batch_size": 200, "measure.fwt": False})
+    heard: list[str] = []
+    bace.run(settings, tell=heard.append)
+    said = " ".join(heard)
+    assert "task 3 was hardly learned: it knows" in said
+    assert "raise train.epochs (now 2) or train.lr (now 1e-09)" in said
+    assert "of the old examples in memory are recognised: a larger memory" in said
+    assert "an epoch of task 2 is one step: lower train.batch_size (now 200)" in said
+
+
+def test_a_run_that_learns_does_not_complain() -> None:
+    heard: list[str] = []
+    bace.run(benchmark="digits", method="slda", tell=heard.append, **{"benchmark.train_per_class": 40})
+    assert not [line for line in heard if "learned" in line or "recognised" in line or "one step" in line]

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_classes_have_their_dates_counts_and_what_is_known(folder: Path, capsys:
     assert [own["call"] for own in found["classes"]] == [1, 1, 2]
     assert [own["examples"] for own in found["classes"]] == [10, 20, 10]
     assert {own["name"]: own["in_memory"] for own in found["classes"]} == learner.memory_
-    age = datetime.now(timezone.utc) - datetime.fromisoformat(found["classes"][0]["learned"])
+    age = datetime.now(UTC) - datetime.fromisoformat(found["classes"][0]["learned"])
     assert timedelta(seconds=-1) <= age < timedelta(hours=1)
     first, second = (call["per_class"] for call in learner.history_)
     for own in found["classes"]:

@@ -155,3 +155,26 @@ def test_a_dataset_names_its_integer_labels(tiny: Any) -> None:
 def test_data_without_labels_are_refused(fresh: bace.Learner) -> None:
     with pytest.raises(DataError, match="give the labels as the second argument"):
         fresh.partial_fit(["a text", "another"])
+
+
+def test_tools_of_scikit_learn_take_a_learner_as_it_is() -> None:
+    from sklearn.base import is_classifier
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import cross_val_score
+    from sklearn.utils.validation import check_is_fitted
+
+    digits = load_digits()
+    pictures, labels = (digits.images[:120] * 15).astype("uint8"), digits.target[:120]
+    learner = bace.Learner("simplecil", backbone="digits-vit")
+    assert is_classifier(learner)
+    assert min(cross_val_score(learner, pictures, labels, cv=2)) > 0.6
+    with pytest.raises(ValueError, match="not fitted"):
+        check_is_fitted(learner)
+    check_is_fitted(learner.partial_fit(pictures, (int(label) for label in labels)))
+    assert learner.classes_ == list(range(10))  # whole numbers, from a generator
+
+
+@pytest.mark.parametrize("labels", [{"a", "b"}, {"a": 1, "b": 2}])
+def test_labels_without_an_order_are_refused(labels: Any) -> None:
+    with pytest.raises(DataError, match="give a list with one label per example"):
+        bace.Learner("simplecil", backbone="digits-vit").partial_fit(np.zeros((2, 8, 8), dtype=np.uint8), labels)

@@ -34,6 +34,7 @@ from bace.paper.tables import (
     ENTRIES,
     FIVE,
     HARD,
+    LONGER,
     NER,
     RIVALS,
     TEXT,
@@ -640,6 +641,13 @@ def test_estimates_agree_with_the_specification(method: str, changes: dict[str, 
     found = cost.estimate(vit_config(method, **changes), 20)
     assert found is not None
     assert found.flop / 1e15 == pytest.approx(petaflop, rel=0.15)
+
+
+def test_er_trains_as_long_as_bace_where_a_claim_is_about_equal_cost() -> None:
+    bace, er = (find_method(name)().cost for name in ("BaCE", "ER"))
+    longer = (bace.new + bace.replayed) / (er.new + er.replayed)
+    assert LONGER.full["train.epochs"] == round(5 * longer)
+    assert LONGER.desk["train.epochs"] == round(3 * longer)
 
 
 def test_estimates_grow_with_what_is_done() -> None:

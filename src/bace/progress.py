@@ -13,6 +13,14 @@ Show = Callable[[float, str], None]
 Tell = Callable[[str], None]
 
 
+def quiet(done: float, text: str) -> None:
+    """Shows nothing."""
+
+
+def silent(line: str) -> None:
+    """Tells nothing."""
+
+
 def launched() -> bool:
     """Whether torchrun, or something like it, has started this process as one of a group (see ranks.py)."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()

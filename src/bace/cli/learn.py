@@ -67,6 +67,11 @@ def command(
     learner.partial_fit(table)
     if new and "method" in learner.history_[0]:
         tell(f"the method is {learner.history_[0]['method']}")
+    call = learner.history_[-1]
+    shares = [(call["new"], "new examples"), (call["old"], "old examples in memory")]
+    known = " and ".join(f"{share:.0%} of the {what}" for share, what in shares if share is not None)
+    if known:
+        tell(f"it recognises {known}")
     learner.save(model)
     print(f"{model} knows {len(learner.classes_)} classes: {', '.join(map(str, learner.classes_))}")
 

@@ -1,7 +1,7 @@
 """Predictions and scores of test sets, by the measure of their modality."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from bace.data.batch import NO_IDS
 from bace.data.modality import Predicted
 from bace.randomness import generator
 
+LOW = 0.6  # the share of examples below which learning is said to have failed
+ASKED = 100  # training examples that are asked for this
 CHANCE_DRAWS = 5  # random heads that are averaged for "chance" in forward transfer
 
 
@@ -68,16 +70,35 @@ def predict(
 
 
 def recognised(method: Method, examples: Tensor) -> float | None:
-    """The share of these examples' rows that the method recognises, among all classes seen; words labelled O do not
-    count. None if there is no such row."""
+    """The share of these examples' rows, which the stream must allow to read, that the method recognises among all
+    classes seen; words labelled O do not count. None if there is no such row."""
     stream = method.stream
     if not len(examples):
         return None
-    with stream.licence("what was learned", examples):
-        rows, by_scorer = predict(method, examples)
+    rows, by_scorer = predict(method, examples)
     predicted, targets = by_scorer[None], stream.targets[rows]
     counted = torch.ones_like(targets, dtype=torch.bool) if stream.background is None else targets != stream.background
     return float((predicted == targets)[counted].double().mean()) if counted.any() else None
+
+
+def complaints(method: Method, task: Task, *, one_step: bool) -> Iterator[str]:
+    """Sentences that say that a task was hardly learned, or that remembered examples of old tasks were forgotten, and
+    what to do: after a run, low scores alone do not tell a hard task from a fault."""
+    train = method.training_settings
+    shown, memory = task.train[:ASKED], torch.unique(method.remembered())
+    old = memory[~torch.isin(memory, task.train)][:ASKED]
+    if method.prediction_cost(len(shown) + len(old)):  # it would take longer than learning
+        return
+    asked = f"train.epochs (now {train.epochs}) or train.lr (now {train.lr:g})"
+    if (new := recognised(method, shown)) is not None and new < LOW:
+        yield f"task {task.index + 1} was hardly learned: it knows {new:.0%} of its training examples; raise {asked}"
+    if (kept := recognised(method, old)) is not None and kept < LOW:
+        yield (
+            f"after task {task.index + 1}, {kept:.0%} of the old examples in memory are recognised: a larger memory or "
+            f"another method may forget less; or raise {asked}"
+        )
+    if one_step:
+        yield f"an epoch of task {task.index + 1} is one step: lower train.batch_size (now {train.batch_size})"
 
 
 def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenient: bool = False) -> dict[str, Any]:

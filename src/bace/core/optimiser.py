@@ -4,10 +4,10 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from bace.config.schema import Training
 from bace.core.stage import Stage

@@ -17,7 +17,7 @@ from bace import ranks
 from bace.config.schema import Config
 from bace.core import metrics
 from bace.core.checkpoint import as_saved, fingerprints, method_state, take_state, understood
-from bace.core.evaluation import evaluate_seen, transfer
+from bace.core.evaluation import complaints, evaluate_seen, transfer
 from bace.core.loss_log import LossLog
 from bace.core.method import Method
 from bace.core.optimiser import (
@@ -36,7 +36,7 @@ from bace.core.study import Observation, Study
 from bace.data.batch import Batch
 from bace.errors import Stopped
 from bace.models.model import Model
-from bace.progress import Show, Tell, duration
+from bace.progress import Show, Tell, duration, quiet, silent
 from bace.randomness import seed_dropout
 
 
@@ -86,8 +86,8 @@ class Trainer:
         *,
         log: Callable[[dict[str, Any]], None] = lambda event: None,
         save: Callable[[dict[str, Tensor], dict[str, Any]], None] | None = None,
-        show: Show = lambda done, text: None,
-        tell: Tell = lambda line: None,
+        show: Show = quiet,
+        tell: Tell = silent,
         stopping: Callable[[], int | None] = lambda: None,
         studies: Mapping[str, Study] | None = None,
     ) -> None:
@@ -104,6 +104,7 @@ class Trainer:
         self.began: tuple[float, float] | None = None  # the time of this process's first step, and the share done then
         self.loss: float | None = None  # of the last epoch
         self.optimised = False  # whether a stage with an optimiser was trained
+        self.steps: list[int] = []  # of an epoch, for each such stage of the task
 
     # -- the main path
 
@@ -113,7 +114,9 @@ class Trainer:
         for task in self.stream[self.now.tasks_done :]:
             self.learn(task)
             self.evaluate(task)
-            self.tell(self.task_in_words(task))
+            if self.tell is not silent:
+                self.tell(self.task_in_words(task))
+                self.complain(task)
             self.method.task_features.clear()
             self.now.end(task)
             self.resume_point("task", due=True)
@@ -172,6 +175,7 @@ class Trainer:
         with resting(module, parameters):
             self.optimiser = self.begin_optimiser(stage, groups) if stage.optimise else None
             self.optimised |= stage.optimise
+            self.steps += [now.steps] if stage.optimise else []
             self.restored = None
             for now.epoch in range(first_epoch, stage.epochs):
                 now.step = 0
@@ -251,6 +255,14 @@ class Trainer:
         other = {name: [score[name] for score in detail["scores"]] for name in names}
         self.log({"event": "task", "task": task.index + 1, "scores": row, "A": average, **other, "kept": kept})
         self.observe(task, row)
+
+    def complain(self, task: Task) -> None:
+        """Tell if little was learned or kept. This is not counted as the method's time."""
+        self.tick()
+        for line in complaints(self.method, task, one_step=bool(self.steps) and max(self.steps) == 1):
+            self.tell(line)
+        self.steps = []
+        self.clock = self.spent()
 
     def note(self) -> None:
         """Show the epoch's tables to the studies. On resume this is repeated, with the same result."""

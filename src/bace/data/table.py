@@ -7,7 +7,7 @@ import difflib
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, cast
@@ -184,7 +184,8 @@ def from_arrays(
 
 def as_labels(labels: Any) -> list[Any]:
     """Labels as Python values."""
-    if not isinstance(labels, Iterable) or isinstance(labels, str | bytes) or getattr(labels, "ndim", 1) == 0:
+    unordered = isinstance(labels, str | bytes | Set | Mapping)
+    if not isinstance(labels, Iterable) or unordered or getattr(labels, "ndim", 1) == 0:
         raise DataError(f"labels are {labels!r:.80}: give a list with one label per example.")
     values = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
     single = (np.generic, Tensor)

@@ -155,7 +155,8 @@ def best_rate(tried: dict[float, float]) -> float:
 
 def knowledge(method: Method, new: Tensor, old: Tensor) -> float:
     """The mean of the recognised shares of new and, if there are any, old examples."""
-    shares = [recognised(method, ids) for ids in (new, torch.unique(old))]
+    with method.stream.licence("what was learned", torch.cat([new, old])):
+        shares = [recognised(method, ids) for ids in (new, torch.unique(old))]
     known = [share for share in shares if share is not None]
     return sum(known) / max(len(known), 1)
 

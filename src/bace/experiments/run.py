@@ -33,7 +33,7 @@ from bace.experiments.assemble import assemble
 from bace.experiments.run_folder import CHECKPOINTS, Confusion, Description, Metrics
 from bace.methods import find_method
 from bace.models.frozen_prefix import PrefixCaches
-from bace.progress import Show, Tell, is_first, launched
+from bace.progress import Show, Tell, is_first, launched, silent
 from bace.studies import STUDIES, Study
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
@@ -83,7 +83,7 @@ def run(
     trust: bool = False,
     force: bool = False,
     show: Show | None = None,
-    tell: Tell = lambda line: None,
+    tell: Tell = silent,
     caches: PrefixCaches | None = None,
     **settings: Any,
 ) -> Result:
@@ -114,7 +114,8 @@ def run(
         if launched():
             config = dataclasses.replace(config, train=dataclasses.replace(config.train, devices=ranks.size()))
         if not is_first():
-            show, tell = None, lambda line: None
+            show = None
+            tell = silent if tell is silent else lambda line: None  # all ranks measure what the first one tells
         if out is None:
             if config.log:
                 raise ConfigError(f"logging to {', '.join(config.log)} needs a run folder: name one with `out`")

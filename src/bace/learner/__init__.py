@@ -7,8 +7,9 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,10 @@ from bace.models.backbones import OWN
 from bace.models.encoder import Encoder
 from bace.models.loading import encoder_modality
 from bace.models.packing import Packed, pack, unpack
+from bace.progress import bar, quiet
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 UNKNOWN = "unknown"
 LARGER = 4  # a model that learns may need this many times the numbers in its file: teachers, for example, are not saved
@@ -133,6 +135,7 @@ class Learner(ModelHubMixin):
                 a DataFrame, a list of dicts.
             y: a label for each example; for sentences, a list of IOB2 tags for each.
         """
+        y = None if y is None else as_labels(y)  # once: it may be a generator
         table = self._table(x, y)
         known, numbers = self._check_new(table), self._whole_numbers(table, y)
         told = self._choose_method(table)
@@ -151,8 +154,9 @@ class Learner(ModelHubMixin):
             chosen, record = self._choose_training(method, stream, config)
             config = self._configured(table.modality.name, views | chosen)
             method.training_settings = config.train
-            trainer = Trainer(method, stream, config)
-            trainer.learn(stream[-1])
+            with bar("learning") as show:
+                trainer = Trainer(method, stream, config, show=show or quiet)
+                trainer.learn(stream[-1])
             stock = take_stock(method, stream)
         except BaseException:  # also when interrupted: a task that is half learned is useless
             if before is not None:
@@ -165,7 +169,7 @@ class Learner(ModelHubMixin):
         self._views, self._chosen, self._packed = views, views | chosen, packed
         self.picture, self._numbers = table.modality.picture(stream.data), numbers
         learned = {"classes": table.names, "known": known, "examples": len(table), "settings": views | chosen}
-        learned |= {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "counts": table.counts()}
+        learned |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "counts": table.counts()}
         self.history_.append({**learned, **told, **record, **stock})
         self._temperature = self.history_[-1].get("temperature", 1.0)
         tell(self.history_[-1], config.train)
@@ -294,7 +298,13 @@ class Learner(ModelHubMixin):
             logging.getLogger("bace").info(cost)
         with asked.licence("prediction", everything):
             parts, in_order = asked.bucketed(everything, self.config.train.eval_batch_size)
-            scores = in_order(torch.cat([self.method.predict(asked.batch(part)).cpu() for part in parts]))
+            found = []
+            with bar("predicting") if len(parts) > 1 else nullcontext() as show:
+                for part in parts:
+                    found.append(self.method.predict(asked.batch(part)).cpu())
+                    if show:
+                        show(len(found) / len(parts), f"{len(data):,} {modality.plural}")
+            scores = in_order(torch.cat(found))
         return modality.by_example(scores[:, self.method.stream.known], inputs)
 
     # -- the interface of scikit-learn
@@ -307,6 +317,17 @@ class Learner(ModelHubMixin):
         """Change settings. The learner forgets what it learned with the earlier settings."""
         self.__init__(**{**self._given, **settings})  # type: ignore[misc]
         return self
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn's tools, such as cross_val_score, ask for."""
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        inputs = InputTags(one_d_array=True, two_d_array=False, three_d_array=True, string=True)
+        target = TargetTags(required=False)
+        return Tags("classifier", target, classifier_tags=ClassifierTags(), input_tags=inputs)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self.method is not None
 
     def __repr__(self) -> str:
         given = {name: value for name, value in self._given.items() if name != "method"}

@@ -9,14 +9,13 @@ import torch
 
 from bace.config.schema import Training
 from bace.core.calibration import calibration_error, finite, fit_temperature
-from bace.core.evaluation import recognised
+from bace.core.evaluation import LOW, recognised
 from bace.core.method import Method
 from bace.core.stream import Stream
 from bace.data.scores import per_class_accuracy
 from bace.experiments import choose
 from bace.randomness import generator
 
-LOW = 0.6  # a warning appears if a smaller share of the examples is recognised
 STOCK = 300  # examples of a call that are predicted after it
 OF_SETTINGS = ("settings", "rates")  # entries of a record whose keys are not classes
 
@@ -29,7 +28,8 @@ def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
         return {"new": None, "old": None}
     old = memory[~torch.isin(memory, call.train)]
     if not stream.modality.one_label:
-        return {"new": recognised(method, shown), "old": recognised(method, old)}
+        with stream.licence("what was learned", torch.cat([shown, old])):
+            return {"new": recognised(method, shown), "old": recognised(method, old)}
     asked = torch.unique(torch.cat([shown, memory]))
     with stream.licence("what was learned", asked):
         parts, in_order = stream.bucketed(asked, method.training_settings.eval_batch_size)

@@ -2,11 +2,10 @@
 
 import copy
 from collections.abc import Iterator
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import torch
 from torch import nn
-from typing_extensions import Self
 
 from bace.data.batch import Batch
 from bace.models.encoder import Encoder

@@ -12,12 +12,11 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from bace.models import prefix_attention
 from bace.models.prefix_attention import Prefix

@@ -93,7 +93,7 @@ async def read_body(request: Request, most: int, take: Callable[[int], None]) ->
 
     try:
         await asyncio.wait_for(arrive(), UPLOAD)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         said = f"the body did not arrive within {UPLOAD:g} seconds: send fewer or smaller examples at a time"
         raise Refused(408, said) from None
     return bytes(body)

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ class Watched:
             tell(f"{self.folder} has changed: version {self.model.version}, {len(self.model.learner.classes_)} classes")
 
     def _opened(self, version: int) -> Served:
-        return Served(self.open(), version, datetime.now(timezone.utc).isoformat(timespec="seconds"))
+        return Served(self.open(), version, datetime.now(UTC).isoformat(timespec="seconds"))
 
     def _watch(self) -> None:
         while not self.closed.wait(self.every):
