@@ -138,6 +138,29 @@ def test_the_estimate_knows_of_both(tiny: Any) -> None:
     assert estimate(**{"train.accumulate": 3}) == 3 * token * 18 * 2 + 5 * token
     assert estimate(**{"train.accumulate": 3, "train.recompute": True}) == 3 * token * (18 + 2) + 5 * token
     assert estimate(**{"backbone.freeze": 1}) == 8 * token * 18
+    assert {estimate(**{"train.precision": half}) for half in ("bfloat16", "float16")} == {8 * token * 18}
+
+
+OWN = {
+    method.title: name
+    for method in METHODS
+    for name in method.hyper_parameters()
+    if name.endswith("batch") and name != "head_batch"  # ROW's heads train on stored features
+}
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_the_estimate_is_that_of_the_largest_step(tiny: Any, method: str) -> None:
+    """By default train.batch_size is 8; a stage may have larger or smaller batches of its own."""
+    changes = {"benchmark.tasks": [2, 3], "measure.fwt": False}
+
+    def estimate(own: int) -> int:
+        chosen = {**short(method), OWN[method]: own}
+        learned, _ = assemble(config_from(tiny.settings("image", method=chosen, **changes)))
+        return resources.bytes_of_activations(learned)
+
+    assert estimate(4) > 0
+    assert estimate(24) == 3 * estimate(8) == 3 * estimate(4)
 
 
 def test_the_estimate_is_told_before_a_run(tiny: Any) -> None:
