@@ -32,14 +32,20 @@ from bace.methods import METHODS
 
 PATIENCE = 120  # seconds
 STEPS = 20  # the steps whose losses are compared
+MODALITIES = ("image", "text", "token")
 PROCESSES = multiprocessing.get_context("forkserver")  # slow imports are done once for all processes
 PROCESSES.set_forkserver_preload(["bace.experiments.run", "transformers.models.bert.modeling_bert"])
 
 
 class ListeningTrainer(Trainer):
-    """Records the loss of each step."""
+    """Records the loss of each step, and whether the method has an optimiser at all."""
 
     heard: ClassVar[list[float]] = []
+    optimises: ClassVar[bool] = False
+
+    def train(self, stage: Stage, stages: int) -> None:
+        super().train(stage, stages)
+        ListeningTrainer.optimises |= stage.optimise
 
     def step(self, stage: Stage, batch: Batch, parameters: list[nn.Parameter]) -> None:
         super().step(stage, batch, parameters)
@@ -48,7 +54,7 @@ class ListeningTrainer(Trainer):
 
 
 @contextlib.contextmanager
-def exactly() -> Iterator[None]:
+def exactly(precision: torch.dtype = torch.float64) -> Iterator[None]:
     """Run in double precision, in which training does not amplify the order of sums, and without dropout, which every
     process draws for itself."""
     with pytest.MonkeyPatch.context() as patch:
@@ -57,7 +63,7 @@ def exactly() -> Iterator[None]:
         patch.setattr(
             nn.functional, "scaled_dot_product_attention", without_dropout(nn.functional.scaled_dot_product_attention)
         )
-        torch.set_default_dtype(torch.float64)
+        torch.set_default_dtype(precision)
         try:
             yield
         finally:
@@ -79,14 +85,22 @@ def job(tiny: Tiny, modality: str, method: dict[str, Any], **changes: object) ->
     return tiny.settings(modality, method=method, **changes)
 
 
+def long_job(tiny: Tiny, modality: str, title: str) -> dict[str, Any]:
+    """A run with at least STEPS steps. APER and RanPAC take steps in the first task only, five in an epoch; GDumb takes
+    three in a pass over its memory."""
+    own = {"passes": 4, "batch": 4} if title == "GDumb" else {}
+    return job(tiny, modality, short({"name": title, **own}, 4), **{"train.epochs": 3})
+
+
 def measured(settings: dict[str, Any]) -> dict[str, Any]:
     """The losses of a run's steps, its scores, and sums over its final tensors."""
-    ListeningTrainer.heard = []
+    ListeningTrainer.heard, ListeningTrainer.optimises = [], False
     result = bace.run(settings)
     tensors = {name: t for name, t in result.method.state_dict().items() if isinstance(t, Tensor)}
     sums = {name: float(t.double().nan_to_num(0).abs().sum()) for name, t in tensors.items()}
     return {
         "losses": ListeningTrainer.heard[:STEPS],
+        "optimises": ListeningTrainer.optimises,
         "matrix": result.matrix,
         "passes": result.metrics["passes"],
         "FWT": result.metrics["FWT"],
@@ -169,19 +183,39 @@ class ToldToStop(Trainer):
 
 
 class Drifting(Trainer):
-    """Change a weight of rank 1 after the first step."""
+    """Rank 1 changes something after every step."""
 
     def step(self, stage: Stage, batch: Batch, parameters: list[nn.Parameter]) -> None:
         super().step(stage, batch, parameters)
         if ranks.index() == 1:
-            with torch.no_grad():
-                self.method.model.encoder.norm.bias[0] += 1e-3
+            self.drift()
+
+    def drift(self) -> None:
+        raise NotImplementedError
 
 
-def go_through(jobs: dict[str, dict[str, Any]], out: Path) -> None:
+class DriftingWeight(Drifting):
+    @torch.no_grad()
+    def drift(self) -> None:
+        self.method.model.encoder.norm.bias[0] += 1e-3
+
+
+class DriftingMemory(Drifting):
+    def drift(self) -> None:
+        remembered = self.method.memory.examples
+        if len(remembered):  # after the first task
+            remembered[0] = remembered[1]
+
+
+class DriftingLabels(Drifting):
+    def drift(self) -> None:
+        self.stream.targets[-1] = 0
+
+
+def go_through(jobs: dict[str, dict[str, Any]], out: Path, precision: torch.dtype) -> None:
     """Run every job as one of several ranks; the first writes what it has measured."""
     (folder,) = {Path(settings["backbone"]).parent for settings in jobs.values()}
-    with exactly(), read_once(folder), ranks.joined("cpu"):
+    with exactly(precision), read_once(folder), ranks.joined("cpu"):
         found = {}
         for name, settings in jobs.items():
             try:
@@ -192,10 +226,12 @@ def go_through(jobs: dict[str, dict[str, Any]], out: Path) -> None:
                 out.write_text(json.dumps(found))
 
 
-def shared_and_alone(jobs: dict[str, dict[str, Any]], folder: Path) -> dict[str, tuple[Any, Any]]:
+def shared_and_alone(
+    jobs: dict[str, dict[str, Any]], folder: Path, precision: torch.dtype = torch.float64
+) -> dict[str, tuple[Any, Any]]:
     """The measurements of each job by two processes and by one."""
-    crew = started(2, folder / "said.txt", go_through, jobs, folder / "found.json")
-    with exactly():
+    crew = started(2, folder / "said.txt", go_through, jobs, folder / "found.json", precision)
+    with exactly(precision):
         alone = {name: measured(settings) for name, settings in jobs.items()}
     codes = ended(crew, 20 * PATIENCE)
     assert codes == [0, 0], (folder / "said.txt").read_text()
@@ -203,12 +239,15 @@ def shared_and_alone(jobs: dict[str, dict[str, Any]], folder: Path) -> dict[str,
     return {name: (found[name], alone[name]) for name in jobs}
 
 
-def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
-    """The differences in words; "" if there are none."""
+def difference(found: dict[str, Any], expected: dict[str, Any], least: int = 0) -> str:
+    """The differences in words; "" if there are none. At least this many steps must have been compared, unless the
+    method has no optimiser."""
     if "error" in found:
         return str(found["error"])
     if len(found["losses"]) != len(expected["losses"]):
         return f"{len(found['losses'])} steps, not {len(expected['losses'])}"
+    if expected["optimises"] and len(expected["losses"]) < least:
+        return f"only {len(expected['losses'])} steps were compared, not {least}"
     for step, (one, other) in enumerate(zip(found["losses"], expected["losses"], strict=True)):
         if abs(one - other) > 1e-5 * abs(other) + 1e-9:
             return f"the loss of step {step + 1} is {one:.9g}, not {other:.9g}"
@@ -222,22 +261,21 @@ def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
 
 
 def compare_all() -> int:
-    """Compare every method, or those that are named, in every modality, and print a line for each."""
+    """Compare every method, or those that are named, in every modality, and two of them in single precision. Print a
+    line for each."""
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="bace-parallel-"))
-    tiny, asked = Tiny(folder / "tiny"), sys.argv[1:]
-    failed = []
-    for modality in ("image", "text", "token"):
-        titles = [method.title for method in METHODS if modality in method.modalities]
-        jobs = {
-            title: job(tiny, modality, short(title)) for title in titles if not asked or title in asked
-        }
+    tiny, asked, failed = Tiny(folder / "tiny"), sys.argv[1:], []
+    titles = {name: [method.title for method in METHODS if name in method.modalities] for name in MODALITIES}
+    cases = [(name, torch.float64, titles[name]) for name in MODALITIES]
+    for modality, precision, all_of_them in [*cases, ("image", torch.float32, ["ER", "BaCE"])]:
+        jobs = {title: long_job(tiny, modality, title) for title in all_of_them if not asked or title in asked}
         with read_once(tiny.folder):
-            measurements = shared_and_alone(jobs, folder)
+            measurements = shared_and_alone(jobs, folder, precision) if jobs else {}
         for name, (found, alone) in measurements.items():
-            what = difference(found, alone)
-            failed += [f"{name} ({modality})"] if what else []
-            print(f"{modality}, {name}: {what or 'the same'} ({len(alone['losses'])} steps)", flush=True)
+            what, where = difference(found, alone, STEPS), f"{modality}, {precision}"
+            failed += [f"{name} ({where})"] if what else []
+            print(f"{where}, {name}: {what or 'the same'} ({len(alone['losses'])} steps)", flush=True)
     print(f"different: {', '.join(failed) or 'none'}")
     return int(bool(failed))
 

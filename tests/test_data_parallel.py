@@ -4,6 +4,8 @@ processes end together."""
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -109,12 +111,22 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes_bit_for_bit(tiny: 
         assert torch.equal(tensors[name], value), name
 
 
-def test_processes_that_drift_apart_are_stopped_by_the_name_of_the_tensor(tiny: Any, tmp_path: Path) -> None:
-    words = [*flags(settings_for(tiny)), "--out", str(tmp_path / "run")]
-    assert ended(started(2, tmp_path / "said.txt", run_exactly, words, "Drifting")) == [2, 2]
-    said = (tmp_path / "said.txt").read_text()
-    assert said.count("'method.model.encoder.norm.bias' of rank 1 differs from rank 0's") == 1
-    assert newest(tmp_path / "run") == 0
+@pytest.mark.parametrize(
+    ("drifting", "name", "checkpoints"),
+    [
+        ("DriftingWeight", "method.model.encoder.norm.bias", 0),
+        ("DriftingMemory", "method.memory.examples", 1),  # the end of the first task, which fills the memory
+        ("DriftingLabels", "stream.targets", 0),
+    ],
+)
+def test_processes_that_drift_apart_are_stopped_by_the_name_of_the_tensor(
+    tiny: Any, tmp_path: Path, drifting: str, name: str, checkpoints: int
+) -> None:
+    fewer = {"benchmark.tasks": [2, 3], "train.epochs": 1, "checkpoint.every": 0, "measure.fwt": False}
+    words = [*flags(settings_for(tiny, **fewer)), "--out", str(tmp_path / "run")]
+    assert ended(started(2, tmp_path / "said.txt", run_exactly, words, drifting)) == [2, 2]
+    assert (tmp_path / "said.txt").read_text().count(f"'{name}' of rank 1 differs from rank 0's") == 1
+    assert newest(tmp_path / "run") == checkpoints
 
 
 def test_a_loss_that_is_not_finite_ends_all_processes_with_one_message(tiny: Any, tmp_path: Path) -> None:
@@ -139,6 +151,29 @@ def wait_for(folder: Path, checkpoints: int, process: BaseProcess) -> None:
         assert process.is_alive()
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_run_that_measures_what_one_process_measures(tiny: Any, tmp_path: Path) -> None:
+    fewer = {"benchmark.tasks": [2, 3], "train.epochs": 1, "measure.fwt": False}
+    settings, out = settings_for(tiny, **fewer), tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*torchrun, "-m", "bace", "run", *flags(settings), "--out", str(out)]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads((out / "run.json").read_text())["config"]["train"]["devices"] == 2
+    bace.run(settings, out=tmp_path / "alone")
+    found, expected = (json.loads((folder / "metrics.json").read_text()) for folder in (out, tmp_path / "alone"))
+    for name in ("A", "A_last", "A_new", "FGT", "kept", "confusion"):
+        assert found[name] == expected[name]
+    losses, expected_losses = epoch_losses(out), epoch_losses(tmp_path / "alone")
+    assert len(losses) == 2
+    assert losses == pytest.approx(expected_losses, rel=1e-5)
+
+
+def epoch_losses(folder: Path) -> list[float]:
+    events = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [event["loss"] for event in events if event["event"] == "epoch"]
 
 
 @pytest.mark.slow

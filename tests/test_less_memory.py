@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from checks import short
+from data_parallel import exactly
 
 import bace
 from bace.config.parse import config_from
@@ -14,7 +15,8 @@ from bace.experiments.assemble import assemble
 from bace.methods import METHODS, find_method
 from bace.models.model import Model, read_rows
 
-WHOLE = {"CODA-Prompt", "DualPrompt", "OWM", "MEMO", "L2P", "PODNet"}  # methods whose batches cannot be read in parts
+# methods whose batches cannot be read in parts
+WHOLE = {"CODA-Prompt", "DualPrompt", "IDBR", "OWM", "MEMO", "L2P", "PODNet"}
 
 
 def settings(tiny: Any, modality: str, method: str, **changes: object) -> Any:
@@ -50,6 +52,21 @@ def test_every_method_learns_the_same(tiny: Any, method: str) -> None:
     check_equal(cut, plain)
     assert again.matrix == once.matrix
     assert again.metrics["passes"] == once.metrics["passes"]  # recomputed passes are not part of the method's cost
+
+
+@pytest.mark.parametrize("method", ["ER", *(method.title for method in METHODS if "image" not in method.modalities)])
+def test_a_method_of_texts_or_entities_learns_the_same_without_dropout(tiny: Any, method: str) -> None:
+    """ER learns texts. IDBR keeps the text that is nearest to the centre of a cluster; where two are equally near,
+    rounding decides, so here it keeps any."""
+    modality = "text" if method in ("ER", "IDBR") else "token"
+    changes = {"memory.select": "random"} if method == "IDBR" else {}
+    less = {"train.recompute": True} | ({} if method in WHOLE else {"train.accumulate": 3})
+    with exactly():
+        plain, once = learned(tiny, modality, method, **changes)
+        cut, again = learned(tiny, modality, method, **changes, **less)
+    check_equal(cut, plain)
+    assert again.matrix == once.matrix
+    assert again.metrics["passes"] == once.metrics["passes"]
 
 
 @pytest.mark.usefixtures("double")
@@ -108,8 +125,9 @@ def test_less_is_kept_for_the_backward_pass(tiny: Any) -> None:
 
 @pytest.mark.parametrize("method", sorted(WHOLE))
 def test_a_method_that_needs_its_batch_whole_is_refused_by_name(tiny: Any, method: str) -> None:
+    modality = "text" if method == "IDBR" else "image"
     with pytest.raises(ConfigError, match=f"{method} cannot read a batch in parts .train.accumulate is 2.: use train"):
-        assemble(config_from(settings(tiny, "image", method, **{"train.accumulate": 2})))
+        assemble(config_from(settings(tiny, modality, method, **{"train.accumulate": 2})))
     assert find_method(method).title == method
 
 
@@ -138,6 +156,29 @@ def test_the_estimate_knows_of_both(tiny: Any) -> None:
     assert estimate(**{"train.accumulate": 3}) == 3 * token * 18 * 2 + 5 * token
     assert estimate(**{"train.accumulate": 3, "train.recompute": True}) == 3 * token * (18 + 2) + 5 * token
     assert estimate(**{"backbone.freeze": 1}) == 8 * token * 18
+    assert {estimate(**{"train.precision": half}) for half in ("bfloat16", "float16")} == {8 * token * 18}
+
+
+OWN = {
+    method.title: name
+    for method in METHODS
+    for name in method.hyper_parameters()
+    if name.endswith("batch") and name != "head_batch"  # ROW's heads train on stored features
+}
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_the_estimate_is_that_of_the_largest_step(tiny: Any, method: str) -> None:
+    """By default train.batch_size is 8; a stage may have larger or smaller batches of its own."""
+    changes = {"benchmark.tasks": [2, 3], "measure.fwt": False}
+
+    def estimate(own: int) -> int:
+        chosen = {**short(method), OWN[method]: own}
+        learned, _ = assemble(config_from(tiny.settings("image", method=chosen, **changes)))
+        return resources.bytes_of_activations(learned)
+
+    assert estimate(4) > 0
+    assert estimate(24) == 3 * estimate(8) == 3 * estimate(4)
 
 
 def test_the_estimate_is_told_before_a_run(tiny: Any) -> None:

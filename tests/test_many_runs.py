@@ -23,6 +23,7 @@ from bace.experiments.on_slurm import run_on_slurm
 from bace.experiments.run_folder import locked
 from bace.experiments.schedule import run_cells
 from bace.experiments.workers import expected_passes, run_in_processes
+from bace.paper.tables import ENTRIES, Block, Entry
 from bace.progress import Board
 
 pytestmark = pytest.mark.xdist_group("many runs")  # they start processes
@@ -77,6 +78,24 @@ def test_two_workers_leave_the_folders_that_one_leaves(
     assert "run 4 of 4: " in said
     assert "ER, seed 1: finished" in said
     assert contents(tmp_path) == contents(one_by_one)
+
+
+def test_two_workers_leave_the_folders_of_a_table_that_one_leaves(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = tiny.settings("image", **{"train.threads": 1, "train.epochs": 1})
+    full = {key: value for key, value in given.items() if key not in ("benchmark", "memory.size")}
+    full["backbone.name"] = full.pop("backbone")
+    block = Block("my-images", "pictures", (3,), (10,), ("SEQ", "ER"), full=full)
+    monkeypatch.setitem(ENTRIES, "small", Entry("small", "Table 0", "a small table", (block,), ("A_last",)))
+    said, found = [], []
+    for out, workers in ((tmp_path / "one", []), (tmp_path / "two", ["--workers", "2"])):
+        assert main(["paper", "run", "small", "--scale", "full", "--out", str(out), *workers]) == 0
+        said.append(capsys.readouterr().err)
+        found.append({str(path.parent.relative_to(out)): content(path.parent) for path in out.rglob("metrics.json")})
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
+    assert said[1].startswith("run 1 of 2: ER on ")  # workers begin with the longest run
 
 
 def test_a_worker_has_its_share_of_the_threads_and_the_settings_stay(tiny: Any, tmp_path: Path) -> None:

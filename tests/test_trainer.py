@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from checks import short
 from torch import Tensor, nn
 
 import bace
@@ -34,7 +35,7 @@ from bace.experiments.assemble import assemble
 from bace.models.encoder import PassCounter
 from bace.models.heads import CosineHead
 from bace.models.model import Model
-from bace.randomness import generator
+from bace.randomness import generator, seed_dropout
 
 # -- a world small enough to compute by hand
 
@@ -64,7 +65,7 @@ class Points:
 class Plane(nn.Module):
     """Features are the points themselves, times a matrix that starts as the identity, plus zero."""
 
-    width, pieces, shortens = 2, 1, False
+    width, pieces, shortens, states = 2, 1, False, ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -699,6 +700,36 @@ def test_named_passes_have_dropout_of_their_own_whatever_ran_before(tiny):
     assert torch.equal(torch.get_rng_state(), before)  # torch's own generator continues as if nothing had been dropped
     model.eval()
     assert torch.equal(*passes("new", "replay"))
+
+
+@pytest.mark.parametrize("title", ["APER", "EASE", "MOS", "RanPAC"])
+def test_adapters_that_a_method_adds_drop_by_the_name_of_the_pass_and_by_rank(tiny, monkeypatch, title):
+    """The backbone has no dropout, but the adapters do. A batch shows one picture twice, once to each of two ranks."""
+    method, stream = assemble(config_from(tiny.settings("image", method=short(title))))
+    assert not method.model.has_dropout
+    method.grow(stream[0])
+    stream.begin(stream[0], NO_IDS)
+    batch, model = stream.batch(stream[0].train[[0, 0]]), method.model.train()
+    for name, weight in model.encoder.named_parameters():
+        if name.endswith("up.weight"):  # which starts at 0, so that nothing would be seen of the dropout
+            torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(1))
+    model.dropout_seed = lambda: 11
+
+    def features(name: str) -> Tensor:
+        seed_dropout(11)  # as the trainer does before every step
+        return model(batch, name=name).features.detach()
+
+    assert torch.equal(features("main"), features("main"))
+    assert not torch.equal(features("main"), features("other"))
+    monkeypatch.setattr("bace.ranks.size", lambda: 2)
+    monkeypatch.setattr("bace.ranks._add_up", lambda rows: None)  # the rows of the other rank stay 0
+    own = []
+    for rank in range(2):
+        monkeypatch.setattr("bace.ranks.index", lambda rank=rank: rank)
+        own.append(features("main")[rank])
+    assert own[0].any()
+    assert own[1].any()
+    assert not torch.equal(*own)
 
 
 class ExtraPass(Method):

@@ -94,6 +94,7 @@ class Method(Toolbox):
     networks: ClassVar[int] = 1
     expands: ClassVar[bool] = False  # every task adds a network
     cost: Passes = Passes()
+    own_batch: int = 0  # examples per step of stages that pass the encoder and do not use train.batch_size
     # why `bace export` refuses it: its prediction is more than a function of one example
     not_exportable: ClassVar[str | None] = None
     # why `Learner.forget` refuses it: its state mixes the classes, and the share of one cannot be removed

@@ -12,6 +12,7 @@ from bace.config.schema import Training
 from bace.core.method import Method
 from bace.errors import ConfigError
 from bace.models.encoder import Encoder
+from bace.models.prompts import QueryingModel
 
 ACTIVATIONS = 18  # numbers that a block keeps for the backward pass, per token and unit of width
 LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/proc/meminfo")
@@ -37,7 +38,8 @@ def activations(train: Training, examples: int, tokens: int, width: int, blocks:
 
 
 def bytes_of_activations(method: Method) -> int | None:
-    """An estimate of the bytes that the activations of a step take; None if the number of tokens is unknown."""
+    """An estimate of the bytes that the activations of the largest step take; None if the number of tokens is
+    unknown."""
     encoder, lengths = method.model.encoder, method.stream.data.lengths
     if lengths is not None and len(lengths):
         tokens = int(lengths.max())
@@ -48,10 +50,11 @@ def bytes_of_activations(method: Method) -> int | None:
             return None
         with torch.no_grad():
             tokens = encoder.embed(example)[0].shape[1]
-    blocks = len(encoder.blocks) - (encoder.frozen or 0)
+    prompted = isinstance(method.model, QueryingModel)  # the gradient of prompts passes all blocks, frozen or not
+    blocks = len(encoder.blocks) - (0 if prompted else encoder.frozen or 0)
     train = method.training_settings
-    size = 2 if train.precision == "bfloat16" else next(encoder.parameters()).element_size()
-    return size * activations(train, train.batch_size, tokens, encoder.width, blocks)
+    size = next(encoder.parameters()).element_size() if train.precision == "float32" else 2
+    return size * activations(train, max(train.batch_size, method.own_batch), tokens, encoder.width, blocks)
 
 
 def bytes_kept(method: Method) -> int:

@@ -404,8 +404,10 @@ class Trainer:
     def check_ranks(self, tensors: dict[str, Tensor] | None = None) -> None:
         """Refuse to continue if the processes of the run differ in stream, position, memory or weights (`state`)."""
         if ranks.several():
+            labels = fingerprints({"stream.targets": self.stream.targets})  # first, so that the message names them
+            whole = {"stream": self.stream.fingerprint(), "position": repr(self.now.state())}
             found = fingerprints(self.state()[0] if tensors is None else tensors)
-            ranks.check_same({"stream": self.stream.fingerprint(), "position": repr(self.now.state()), **found})
+            ranks.check_same({**labels, **whole, **found})
 
     def spent(self) -> tuple[float, float]:
         """Seconds on the clock, and passes of examples through the run's encoders, up to now."""

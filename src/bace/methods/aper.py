@@ -72,6 +72,7 @@ class APER(OnePass):
         check_tuning(self.title, tune_epochs, tune_lr, tune_batch)
         self.tuning, self.hidden, self.length, self.concatenate = tuning, hidden, length, concatenate
         self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.own_batch = tune_batch
         self.statistics = ClassStatistics(scatter=False)
 
     def build(self, model: Model) -> Model:

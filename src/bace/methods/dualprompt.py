@@ -82,6 +82,7 @@ class DualPrompt(SEQ):
         self.g_blocks, self.e_blocks, self.g_length, self.e_length = g_blocks, e_blocks, g_length, e_length
         self.pull, self.clip = pull, clip
         self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
+        self.own_batch = tune_batch
         self.cost = Passes(4, epochs=tune_epochs)
 
     def build(self, model: Model) -> Model:

@@ -65,6 +65,7 @@ class EASE(Method):
             raise ConfigError(f"EASE: alpha ({alpha}) must be at least 0; 0 leaves out the spaces of other tasks")
         self.alpha, self.hidden = alpha, hidden
         self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.own_batch = tune_batch
         self.cost = Passes(3, task=3, epochs=tune_epochs)
         self.register_buffer("prototypes", torch.zeros(0, 0, 0))
 

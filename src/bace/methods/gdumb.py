@@ -50,6 +50,7 @@ class GDumb(Method):
         if not 0 <= cutmix <= 1:
             raise ConfigError(f"GDumb: cutmix is {cutmix}, but it must lie between 0 and 1")
         self.passes, self.batch, self.cutmix = passes, batch, cutmix
+        self.own_batch = batch
         self.cost = Passes(0, memory=3 * passes)
         self.register_buffer("present", torch.zeros(0, dtype=torch.bool))
 

@@ -87,6 +87,7 @@ class MOS(Alignment):
         self.momentum, self.contrast, self.temperature = momentum, contrast, temperature
         self.rounds, self.hidden = rounds, hidden
         self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.own_batch = tune_batch
         self.cost = Passes(3, task=2, epochs=tune_epochs)
         self.first = ClassStatistics(scatter=False)  # of the features under the first task's adapters
 

@@ -76,6 +76,7 @@ class RanPAC(OnePass):
             raise ConfigError(f"RanPAC: M ({M}) must be at least 0 and ridge ({ridge}) above 0")
         self.M, self.ridge, self.adapt, self.hidden = M, ridge, adapt, hidden
         self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
+        self.own_batch = tune_batch if adapt else 0
 
     def build(self, model: Model) -> Model:
         self.adapters = ParallelAdapters(model.encoder, self.hidden) if self.adapt else None

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from bace import ranks
 from bace.data.batch import Batch
@@ -46,7 +47,15 @@ class Model(nn.Module):
     def __init__(self, encoder: Encoder, head: Head, precision: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.encoder, self.head, self.precision = encoder, head, precision
-        self.has_dropout = any(_is_random(module) for module in encoder.modules())
+        self.has_dropout = _drops(encoder)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, and find out whether anything is dropped in train mode, because adapters may have been added. A
+        pass only reads the result."""
+        super().train(mode)
+        if mode:
+            self.has_dropout = _drops(self.encoder)
+        return self
 
     def forward(self, batch: Batch, *, name: str = "main", taps: bool = False) -> Output:
         """One pass. `name` distinguishes the passes of a step: each has its own dropout, whatever ran before. `taps`
@@ -124,11 +133,16 @@ def _side_by_side(taps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [torch.cat(block, -1) for block in zip(*taps, strict=True)]
 
 
+def _drops(encoder: Encoder) -> bool:
+    """Whether an encoder in train mode drops something."""
+    return any(_is_random(module) for module in encoder.modules())
+
+
 def _is_random(module: nn.Module) -> bool:
     """Whether a module drops something in train mode."""
     if isinstance(module, nn.Dropout):
         return module.p > 0
-    rates = (getattr(module, name, 0) for name in ("attention_dropout", "dropout"))  # CLIP and ViT have the second
+    rates = (vars(module).get(name, 0) for name in ("attention_dropout", "dropout"))  # CLIP and ViT have the second
     return any(isinstance(rate, int | float) and rate > 0 for rate in rates) or "DropPath" in type(module).__name__
 
 

@@ -64,7 +64,7 @@ def estimate(config: Config, steps: int) -> Cost | None:
     optimiser = 1 if config.train.optimiser == "sgd" else 2
     networks = method.networks + method.keeps_teacher + method.expands * (steps - 1)
     held = weights * (networks + 1 + optimiser)  # and the gradient
-    stepping = activations(config.train, config.train.batch_size, tokens, width, depth)
+    stepping = activations(config.train, max(config.train.batch_size, method.own_batch), tokens, width, depth)
     kept = min(config.backbone.cache * 1e6, 4 * (train + test) * tokens * width)
     return Cost(passes, computed * per_pass, 4 * (held + stepping) + kept)
 
