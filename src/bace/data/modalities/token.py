@@ -262,7 +262,7 @@ def for_words(tokenizer: Any) -> Any:
     from tokenizers import normalizers, pre_tokenizers
 
     splitter = tokenizer.backend_tokenizer.pre_tokenizer
-    parts = list(splitter) if isinstance(splitter, pre_tokenizers.Sequence) else [splitter]
+    parts = list(cast(Any, splitter)) if isinstance(splitter, pre_tokenizers.Sequence) else [splitter]
     if not any(isinstance(part, pre_tokenizers.ByteLevel) for part in parts):
         return tokenizer
     spaced = copy.deepcopy(tokenizer)  # texts share the original
