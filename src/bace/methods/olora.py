@@ -65,7 +65,7 @@ class OLoRA(SEQ):
             raise ConfigError(f"O-LoRA: rank ({rank}) must be at least 1, orthogonality ({orthogonality}) at least 0")
         self.rank, self.orthogonality = rank, orthogonality
         self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
-        self.cost = Passes(3, epochs=tune_epochs)
+        self.cost = Passes(3, epochs=tune_epochs, steps=tune_steps)
 
     def build(self, model: Model) -> Model:
         self.lora = LoRA(model.encoder, self.rank)

@@ -67,7 +67,7 @@ class SDLoRA(SEQ):
             raise ConfigError(f"SD-LoRA: rank ({rank}) must be at least 1")
         self.rank, self.magnitude = rank, magnitude
         self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
-        self.cost = Passes(3, epochs=tune_epochs)
+        self.cost = Passes(3, epochs=tune_epochs, steps=tune_steps)
 
     def build(self, model: Model) -> Model:
         self.lora = Decoupled(model.encoder, self.rank, self.magnitude)
