@@ -21,7 +21,8 @@ The columns mean:
 - *Memory* says whether the method keeps examples. For methods with the setting `mode`, it also says how their authors
   replay: with a separate batch from memory at each step (`batch`, the default of all methods except IL2M), or with the
   memory shuffled into the task's data (`concat`).
-- *Cost* is the cost of a task after the first, with default settings. It counts passes through the encoder, where a
+- *Cost* is the cost of a task after the first, with default settings, and of the first where it is another kind of
+  task than plain training. It counts passes through the encoder, where a
   forward pass counts 1 and a forward and backward pass counts 3. For example, "3 new, 3 replayed; once 1 task" means
   3 passes for each new and each replayed example in every epoch, and 1 pass for each example of the task once. It also
   gives the number of networks of the encoder's size if there is more than one. `tests/test_cost.py` compares the passes
@@ -62,8 +63,11 @@ def cost(method: Method, besides: str) -> str:
     every = {"new": passes.new, "replayed": passes.replayed}
     once = {"task": passes.task, "memory": passes.memory}
     epochs = f" in {passes.epochs} epoch{'s' * (passes.epochs > 1)}" if passes.epochs else ""
+    epochs += f" and at least {passes.steps} steps" if passes.steps else ""
     said = [", ".join(f"{count:g} {what}" for what, count in part.items() if count) for part in (every, once)]
     said = [said[0] and said[0] + epochs, said[1] and f"once {said[1]}"]
+    if passes.first not in (None, passes.task):
+        said.append(f"{passes.first:g} in all for each example of the first task")
     if method.expands or networks > 1:
         said.append("a network for each task" if method.expands else f"{networks} networks")
     return "; ".join(filter(None, [*said, besides]))

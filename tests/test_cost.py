@@ -13,6 +13,7 @@ from bace.experiments.assemble import assemble
 from bace.methods import METHODS
 from bace.methods.er import ER
 from bace.models.model import Model
+from bace.paper.cost import learning_passes
 
 # among twenty examples, several neighbours of each would coincide; anchors take hundreds of passes in any task
 SMALLER = {"BaCE": {"K": 1}, "DDE": {"top_k": 1}, "HAL": {"anchor_steps": 1, "memory_steps": 1}}
@@ -33,7 +34,8 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_task_takes_the_passes_and_networks_that_are_declared(
     tiny: Any, deep: str, monkeypatch: pytest.MonkeyPatch, method: Any
 ) -> None:
-    """Passes agree within a quarter, and networks within half of one, which allows for heads and tables."""
+    """Passes of a later task and of the whole run agree within a quarter, and networks within half of one, which allows
+    for heads and tables."""
     chosen = short({"name": method.title, **SMALLER.get(method.title, {})})
     changes: dict[str, Any] = {"measure.fwt": False}  # the passes of tests are not part of the method's cost
     if method.title == "MEMO":  # its trunk is all blocks but the last
@@ -48,7 +50,8 @@ def test_a_task_takes_the_passes_and_networks_that_are_declared(
         networks.most = 0
         trainer.learn(task)
         networks.measure()
-    found, last = trainer.spent()[1] - before, stream[-1]
+    total, last = trainer.spent()[1], stream[-1]
+    found = total - before
 
     cost, joint = learned.cost, learned.licence == "past"
     new = sum(len(task.train) for task in stream) if joint else len(last.train)
@@ -56,6 +59,10 @@ def test_a_task_takes_the_passes_and_networks_that_are_declared(
     replayed = config.memory.size if concat else new  # half of each batch is replayed
     every = (cost.epochs or config.train.epochs) * (cost.new * new + cost.replayed * replayed)
     assert found == pytest.approx(every + cost.task * new + cost.memory * config.memory.size, rel=0.25)
+
+    trained = sum(len(task.train) for task in stream)
+    estimated = learning_passes(learned, config, trained, config.memory.size, len(stream))
+    assert estimated == pytest.approx(total, rel=0.25)  # of the whole run, from its first task on
 
     encoder = sum(p.nbytes for p in learned.model.encoder.parameters())
     announced, declared = 4 * learned.needs(last.index)[0], learned.networks + learned.keeps_teacher
@@ -80,6 +87,22 @@ def test_the_card_of_bace_says_where_its_teacher_passes_the_memory_once_an_epoch
     assert passes["fresh"] - passes["epoch"] == epochs * (new - remembered) > 0
     assert learned.card is not None
     assert "passes each example in memory only once an epoch where its views repeat" in learned.card.besides
+
+
+@pytest.mark.parametrize("method", ["CODA-Prompt", "DualPrompt", "O-LoRA", "SD-LoRA"])
+@pytest.mark.parametrize("least", [0, 30])
+def test_estimates_include_the_epochs_that_a_minimum_of_steps_adds(tiny: Any, method: str, least: int) -> None:
+    """Twenty examples in batches of 8 are 3 steps per epoch: 30 steps are 10 epochs, whichever fewer were asked for."""
+    chosen = {"name": method, "tune_epochs": 2, "tune_batch": 16, "tune_steps": least}
+    tasks = {"benchmark.tasks": [2, 2], "measure.fwt": False}
+    config = config_from(tiny.settings("image", method=chosen, **tasks))
+    learned, stream = assemble(config)
+    trainer = Trainer(learned, stream, config)
+    for task in stream:
+        trainer.learn(task)
+    estimated = learning_passes(learned, config, sum(len(task.train) for task in stream), 0, len(stream))
+    assert estimated == pytest.approx(trainer.spent()[1], rel=0.25)
+    assert learned.cost.epochs_of(20, 1) == (10 if least else 2)
 
 
 class Networks:

@@ -279,6 +279,36 @@ def test_the_protocol_of_pre_trained_encoders_has_tasks_of_their_sizes_in_their_
     assert increments == {**expected, "omnibenchmark": {30}, "vtab": {10}}
 
 
+def test_the_protocol_of_pre_trained_encoders_trains_as_long_as_published() -> None:
+    """ImageNet-R in 40 tasks has 600 training images per task, for which these methods have a minimum of steps."""
+    cells = [cell for cell in ENTRIES["ptm"].cells() if "tune_steps" in find_method(cell.method).hyper_parameters()]
+    assert {cell.method for cell in cells} == {"CODA-Prompt", "DualPrompt", "SD-LoRA"}
+    for cell in cells:
+        assert cell.settings("full")["method.tune_steps"] == 0
+        assert cell.config("full", 0).method["tune_steps"] == 0
+        assert "method.tune_steps" not in cell.settings("desk")  # a task of 250 images needs the minimum
+    schedule = {"DualPrompt": (5, 24), "CODA-Prompt": (20, 128), "SD-LoRA": (20, 128)}
+    for title, published_by_authors in schedule.items():
+        method = find_method(title)()
+        assert (method.tune_epochs, method.tune_batch) == published_by_authors
+
+
+def test_the_components_of_coda_prompt_are_divided_among_the_tasks_of_the_protocol() -> None:
+    cells = [cell for cell in ENTRIES["ptm"].cells() if cell.method == "CODA-Prompt"]
+    for scale in tables.SCALES:
+        found = {cell.steps: cell.settings(scale)["method.components"] for cell in cells}
+        assert found == {5: 20, 10: 10, 20: 5, 40: 2}
+
+
+def test_l2p_has_the_settings_of_lamda_pilot_in_its_protocol() -> None:
+    """LAMDA-PILOT's exps/l2p.json."""
+    for cell in (cell for cell in ENTRIES["ptm"].cells() if cell.method == "L2P"):
+        config = cell.config("full", 0)
+        method = find_method("L2P")(**{key: value for key, value in config.method.items() if key != "name"})
+        assert (method.pool, method.length, method.top, method.gamma, method.prompt_mask) == (10, 5, 5, 0.1, False)
+        assert (config.train.epochs, config.train.batch_size, config.train.weight_decay) == (5, 16, 0)
+
+
 def test_printed_numbers_of_the_protocol_have_their_cells_and_name_their_sources() -> None:
     cells = {(c.block.dataset, str(c.steps), str(c.buffer), c.method) for c in ENTRIES["ptm"].cells()}
     printed = {key: value for key, value in all_published().items() if key[0] == "ptm"}

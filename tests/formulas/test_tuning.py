@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steps import at_stage, learned_before
 
-from bace.methods.parts.tuning import SMALLEST_BATCH, enough_steps
+from bace.core.stage import SMALLEST_BATCH, enough_steps
 
 TUNED = ["coda-prompt", "dualprompt", "sd-lora", "o-lora"]
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bace.core.stage import Loss, Stage
+from bace.core.stage import SMALLEST_BATCH, Loss, Stage, enough_steps
 from bace.core.stream import Task
 from bace.core.toolbox import Toolbox
 from bace.data.batch import Batch
@@ -24,7 +24,7 @@ from bace.randomness import generator
 
 @dataclass(frozen=True)
 class Passes:
-    """The cost of a task after the first in passes through an encoder: forward counts one, forward and backward three.
+    """The cost of a task in passes through an encoder: forward counts one, forward and backward three.
 
     It is declared once for docs/methods.md and the estimates of `bace paper`; tests/test_cost.py compares it with runs.
     """
@@ -34,6 +34,17 @@ class Passes:
     task: float = 0.0  # for each example of the task, once: herding and other statistics
     memory: float = 0.0  # for each example in memory, once
     epochs: int | None = None  # epochs for `new` and `replayed`; default: the run's epochs
+    steps: int = 0  # minimum number of steps of these epochs, for which they may become more (`enough_steps`)
+    # for each example of the first task, in all its epochs; default: plain training, or `new` if that is less
+    first: float | None = None
+
+    def epochs_of(self, examples: int, epochs: int) -> int:
+        """The epochs of a task with this many examples in a run with this many epochs."""
+        return enough_steps(examples, self.epochs or epochs, SMALLEST_BATCH, self.steps)[0]
+
+    def first_task(self, examples: int, epochs: int) -> float:
+        """The passes of each example of the first task."""
+        return min(self.new, 3.0) * self.epochs_of(examples, epochs) if self.first is None else self.first
 
 
 @dataclass(frozen=True)

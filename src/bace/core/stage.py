@@ -10,6 +10,7 @@ from bace.config.schema import OptimiserName
 from bace.data.batch import Batch
 
 Loss = Tensor | dict[str, Tensor] | None
+SMALLEST_BATCH = 8  # the limit to which batches shrink if a task has too few steps
 
 
 @dataclass
@@ -44,3 +45,13 @@ class Stage:
     schedule: Callable[[float], float] | None = None  # epochs so far (may be fractional) -> factor of the learning rate
     structure: Callable[[], None] | None = None
     prepare: Callable[[], None] | None = None
+
+
+def enough_steps(examples: int, epochs: int, batch: int, least: int) -> tuple[int, int]:
+    """Epochs and batch size for at least `least` steps. Published tunings are long: a few epochs over thousands of
+    examples are a thousand steps, but over hundreds a few dozen. If there are too few steps, batches become smaller,
+    but not below SMALLEST_BATCH, and then there are more epochs."""
+    if least:
+        batch = min(batch, max(SMALLEST_BATCH, examples * epochs // least))
+    steps = max(-(-examples // batch), 1)  # of an epoch
+    return max(epochs, -(-least // steps)), batch

@@ -17,6 +17,8 @@ from bace.core.position import Position
 from bace.core.stream import Stream
 from bace.data.benchmarks import TaskTables, find_benchmark
 from bace.data.modalities import MODALITIES
+from bace.data.modalities.text import KeptTokenizer, tokenizer_of
+from bace.data.modalities.token import Token, for_words
 from bace.data.modality import Examples
 from bace.data.settings import data_settings
 from bace.errors import ConfigError
@@ -81,6 +83,9 @@ def load_backbone(config: Config) -> Encoder:
             f"backbone.pooling is {pooling}, but only texts are pooled: the feature of '{config.backbone.name}' is "
             "its class token. Leave it out."
         )
+    modality = MODALITIES[find_benchmark(str(config.benchmark["name"])).modality]
+    if isinstance(encoder, TextEncoder) and isinstance(modality, Token):
+        encoder.tokenizer = KeptTokenizer(for_words(tokenizer_of(encoder)))
     return encoder
 
 

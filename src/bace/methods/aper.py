@@ -45,10 +45,9 @@ class APER(OnePass):
         "Zhou et al., Revisiting Class-Incremental Learning with Pre-Trained Models: Generalizability and Adaptivity "
         "are All You Need, 2023 (IJCV 2024)"
     )
-    cost = Passes(0, task=2)
     card = Card(
         mechanism="adapters, prompts or scales tuned on the first task; class means of frozen and tuned features",
-        besides="prediction takes 2 passes; the first task takes 3 new in each of its epochs",
+        besides="prediction takes 2 passes",
         o_rows="O is class 0 in every task: its mean covers all words labelled O so far, including hidden entities; "
         "in the tuning O is a class of the first task",
         reading="The tuning uses a cosine head whose scale starts at 1, as in the authors' code; prediction uses means "
@@ -73,6 +72,8 @@ class APER(OnePass):
         self.tuning, self.hidden, self.length, self.concatenate = tuning, hidden, length, concatenate
         self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
         self.own_batch = tune_batch
+        means = 1 + concatenate  # a pass of each encoder
+        self.cost = Passes(0, task=means, first=3 * tune_epochs + means)
         self.statistics = ClassStatistics(scatter=False)
 
     def build(self, model: Model) -> Model:

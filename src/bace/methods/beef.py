@@ -172,7 +172,7 @@ class BEEF(ER):
         self.energy_lr, self.energy_noise = energy_lr, energy_noise
         self.alignment, self.fuse_lr = alignment, fuse_lr
         each = 6 + 3 * energy_steps if energy else 3  # the batch, the sampler's result, and the sampler's steps
-        self.cost = Passes(each, each, task=1, epochs=expand_epochs)
+        self.cost = Passes(each, each, task=1, epochs=expand_epochs, first=1 + each * init_epochs)
 
     @property
     def head(self) -> FusingHead:

@@ -80,7 +80,7 @@ class CODAPrompt(SEQ):
         self.components, self.length, self.blocks = components, length, blocks
         self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
         self.own_batch = tune_batch
-        self.cost = Passes(4, epochs=tune_epochs)
+        self.cost = Passes(4, epochs=tune_epochs, steps=tune_steps)
 
     def build(self, model: Model) -> Model:
         encoder = model.encoder

@@ -83,7 +83,7 @@ class DualPrompt(SEQ):
         self.pull, self.clip = pull, clip
         self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
         self.own_batch = tune_batch
-        self.cost = Passes(4, epochs=tune_epochs)
+        self.cost = Passes(4, epochs=tune_epochs, steps=tune_steps)
 
     def build(self, model: Model) -> Model:
         encoder, rng = model.encoder, generator(self.now.seed, "prompts")

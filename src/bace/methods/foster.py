@@ -83,7 +83,7 @@ class FOSTER(ER):
         self.new_rows, self.align = new_rows, align
         epochs = boost_epochs + compress_epochs
         each = (4 * boost_epochs + 5 * compress_epochs) / epochs
-        self.cost = Passes(each, each, task=2, epochs=epochs)
+        self.cost = Passes(each, each, task=2, epochs=epochs, first=1 + 3 * init_epochs)
         self.counts = torch.zeros(0)  # (seen,) examples of each class; recomputed by before_epoch
 
     def build(self, model: Model) -> Model:

@@ -66,7 +66,7 @@ class OLoRA(SEQ):
         self.rank, self.orthogonality = rank, orthogonality
         self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
         self.own_batch = tune_batch
-        self.cost = Passes(3, epochs=tune_epochs)
+        self.cost = Passes(3, epochs=tune_epochs, steps=tune_steps)
 
     def build(self, model: Model) -> Model:
         self.lora = LoRA(model.encoder, self.rank)

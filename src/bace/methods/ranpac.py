@@ -7,7 +7,7 @@ Learning", NeurIPS 2023.
 import torch
 from torch import Tensor
 
-from bace.core.method import Card
+from bace.core.method import Card, Passes
 from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
@@ -41,8 +41,7 @@ class RanPAC(OnePass):
     cannot_forget = "its matrix G is the sum of the products of all examples, and the share of one class is not known"
     card = Card(
         mechanism="adapters tuned on the first task; random features, ridge regression on sums over all tasks",
-        besides="M^2 numbers (`M`); once per task a solution of M equations; the first task takes 3 new in each of its "
-        "epochs",
+        besides="M^2 numbers (`M`); once per task a solution of M equations",
         o_rows="O is class 0 in every task, so the order of tasks does not matter; hidden entities count as O",
         stages=("main",),
         reading="Adapters beside the MLPs and a cosine head are tuned as in APER. There is one pass over clean views, "
@@ -75,6 +74,7 @@ class RanPAC(OnePass):
         if M < 0 or (ridge is not None and ridge <= 0):
             raise ConfigError(f"RanPAC: M ({M}) must be at least 0 and ridge ({ridge}) above 0")
         self.M, self.ridge, self.adapt, self.hidden = M, ridge, adapt, hidden
+        self.cost = Passes(0, task=1, first=1 + 3 * tune_epochs * adapt)
         self.tune_epochs, self.tune_lr, self.tune_batch = tune_epochs, tune_lr, tune_batch
         self.own_batch = tune_batch if adapt else 0
 

@@ -68,7 +68,7 @@ class SDLoRA(SEQ):
         self.rank, self.magnitude = rank, magnitude
         self.tune_epochs, self.tune_lr, self.tune_batch, self.tune_steps = tune_epochs, tune_lr, tune_batch, tune_steps
         self.own_batch = tune_batch
-        self.cost = Passes(3, epochs=tune_epochs)
+        self.cost = Passes(3, epochs=tune_epochs, steps=tune_steps)
 
     def build(self, model: Model) -> Model:
         self.lora = Decoupled(model.encoder, self.rank, self.magnitude)

@@ -38,10 +38,8 @@ class SEQStar(SEQ):
 
     title = "SEQ*"
     paper = "Zheng et al., Learn or Recall? Revisiting Incremental Learning with Pre-trained Language Models, ACL 2024"
-    cost = Passes(0, task=1)
     card = Card(
         mechanism="encoder fine-tuned in a warm-up on the first task, then frozen with the rows of old classes",
-        besides="the first task takes 3 new in each epoch of its warm-up",
         o_rows="O is learned as class 0 with cross-entropy; its row belongs to the first task and is frozen after it",
         stages=("head",),
         reading="The soft-max spans all seen classes. The head is the run's, cosine or linear (`head.kind`); the "
@@ -72,6 +70,7 @@ class SEQStar(SEQ):
             )
         self.warmup_epochs, self.warmup_lr, self.future = warmup_epochs, warmup_lr, future
         self.head_epochs, self.head_lr, self.head_steps = head_epochs, head_lr, head_steps
+        self.cost = Passes(0, task=1, first=1 + 3 * warmup_epochs)
         # the task's rows, ascending, and their features (rows, width), which no longer change
         self.rows, self.features = NO_IDS, torch.zeros(0)
 

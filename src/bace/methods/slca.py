@@ -31,7 +31,8 @@ class SLCA(Alignment):
         align_lr: learning rate of the alignment, which falls to 0 along a cosine.
         samples: number of features drawn for each class in an epoch of the alignment, and batch size of the alignment.
         logit_norm: temperature of the normalised logits in the alignment; 0 means that logits are not normalised.
-        fade: how far the means of old classes shrink to zero: mu_c (1 - fade + fade (t_c + 1) / (t + 1)).
+        fade: how far the means of old classes shrink to zero: mu_c (1 - fade + fade (t_c + 1) / (t + 1)), where t_c is
+            the task of the class and t the current one, counted from 0.
         ridge: number added to the variances of the Gaussians.
     """
 
@@ -47,8 +48,9 @@ class SLCA(Alignment):
         besides="a covariance for each class; the heads' alignment on drawn features",
         o_rows="refused: O belongs to no task's head, and one Gaussian cannot stand for all words labelled O",
         stages=("main", "statistics", "align"),
-        reading="The optimiser is SGD with momentum, as published, whatever the run's optimiser is. The number of "
-        "epochs is the run's (20 in the original). The head is linear and has a bias.",
+        reading="The optimiser is SGD with momentum, as published, whatever the run's optimiser is. Batch size and "
+        "number of epochs are the run's (128 and 20 in the original). The fade counts tasks from 0, so while the "
+        "second task is learned, the means of the first shrink to 0.95. The head is linear and has a bias.",
     )
 
     def __init__(

@@ -19,7 +19,7 @@ class TextEncoder(Encoder):
         max_tokens: the maximum length of a text for its position table, including special tokens.
         pooling: how the tokens become the feature of a text.
         normalised: whether the feature is scaled to unit length.
-        tokenizer: its own tokenizer, if it is not in the folder of the weights.
+        tokenizer: its own tokenizer, if it is not the one in the folder of the weights.
     """
 
     modality = "text"

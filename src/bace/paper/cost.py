@@ -70,9 +70,9 @@ def estimate(config: Config, steps: int) -> Cost | None:
 
 
 def learning_passes(method: Method, config: Config, train: int, memory: int, steps: int) -> float:
-    """The passes of a run with this many training examples and memory slots, without tests. The first task is plain
-    training."""
-    cost, epochs = method.cost, config.train.epochs
+    """The passes of a run with this many training examples and memory slots, without tests."""
+    cost, each = method.cost, train // steps
+    epochs = cost.epochs_of(each, config.train.epochs)
     if method.licence == "past":  # all data so far at every task, or once
         rounds = 1.0 if config.method.get("only_last") else (steps + 1) / 2
         return cost.new * epochs * train * rounds
@@ -81,8 +81,8 @@ def learning_passes(method: Method, config: Config, train: int, memory: int, ste
     replayed = share / (config.train.batch_size - share)  # beside each new example
     if isinstance(method, ER) and method.policy.mode == "concat":  # each slot once an epoch
         replayed = memory * steps / train
-    first = epochs * min(cost.new, 3.0)
-    later = (cost.epochs or epochs) * (cost.new + cost.replayed * replayed) + cost.task
+    first = cost.first_task(each, config.train.epochs)
+    later = epochs * (cost.new + cost.replayed * replayed) + cost.task
     return train / steps * (first + (steps - 1) * later) + steps * cost.memory * memory
 
 

@@ -266,15 +266,15 @@ PTM = {
     "train.weight_decay": 5e-4,
     "memory.select": "herding",
 }
-PTM_FREE = ("SimpleCIL", "APER", "FeCAM", "SLCA", "EASE", "DualPrompt", "CODA-Prompt", "MOS", "SD-LoRA")
+PTM_FREE = ("SimpleCIL", "APER", "FeCAM", "SLCA", "EASE", "MOS")
 PTM_OWN: dict[str, dict[str, Any]] = {
-    "L2P": {"recipe": "cifar100", "gamma": 0.1},
+    "L2P": {"recipe": "cifar100", "length": 5, "top": 5, "gamma": 0.1},
     **{name: {"mode": "concat"} for name in ("iCaRL", "MEMO", "FOSTER")},
 }
 
 
 def _ptm(benchmark: str, dataset: str, classes: int, steps: tuple[int, ...], **changes: Any) -> tuple[Block, ...]:
-    """Blocks without memory, with L2P's short training, and with 20 examples per class."""
+    """Blocks without memory, some of them with settings of their own, and blocks with 20 examples per class."""
     full = {"backbone.name": "vit-b16-in21k", "train.epochs": 20, "train.batch_size": 128}
     total = 20 * classes
     block = Block(
@@ -293,10 +293,20 @@ def _ptm(benchmark: str, dataset: str, classes: int, steps: tuple[int, ...], **c
         block, buffers=(total,), full=full_replay, per_class={"full": 20, "desk": 2}, desk_buffers={total: 2 * classes}
     )
     foster = {f"method.{stage}_epochs": 20 for stage in ("init", "boost", "compress")}
+    no_minimum = {**full, "method.tune_steps": 0}  # the authors' epochs and batches, however few examples a task has
     return (
         block.of(*PTM_FREE),
+        block.of("DualPrompt", "SD-LoRA", full=no_minimum),
+        *(  # the authors divide 100 components among the tasks
+            block.of("CODA-Prompt", steps=(n,), own={"CODA-Prompt": {"components": 100 // n}}, full=no_minimum)
+            for n in steps
+        ),
         block.of("RanPAC", desk={**block.desk, "method.M": 2000}),  # 10,000 would keep 800 MB
-        block.of("L2P", full={**full, "train.epochs": 5, "train.batch_size": 16}),
+        block.of(
+            "L2P",
+            settings={**block.settings, "train.weight_decay": 0.0},
+            full={**full, "train.epochs": 5, "train.batch_size": 16},
+        ),
         replay.of("iCaRL", "MEMO"),
         replay.of("FOSTER", full={**full_replay, **foster}),
     )

@@ -1,5 +1,6 @@
 """Sentences for named-entity recognition. Every word is a row, which is read at the first piece of the word."""
 
+import copy
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -195,8 +196,9 @@ class Token(Text):
         first = int(data.row_start[example])
         starts = data.positions[first : int(data.row_start[example + 1])].tolist()
         pieces = [ids[start:end] for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
-        # an unknown word decodes to a special token, like the tokens at both ends
-        words = [str(tokenizer.decode(piece, skip_special_tokens=True)) or str(tokenizer.unk_token) for piece in pieces]
+        # an unknown word decodes to a special token, like the tokens at both ends; others may start with a space
+        decoded = (str(tokenizer.decode(piece, skip_special_tokens=True)).strip() for piece in pieces)
+        words = [word or str(tokenizer.unk_token) for word in decoded]
         begin = sum(len(word) + 1 for word in words[: row - first])
         return {"text": " ".join(words), "word": [begin, begin + len(words[row - first])]}
 
@@ -249,6 +251,24 @@ class Entities(Texts):
     def prepend(self, kept: dict[str, Tensor]) -> None:
         super().prepend(kept)
         self.positions, self.row_start = join(kept["positions"], kept["row_start"], self.positions, self.row_start)
+
+
+def for_words(tokenizer: Any) -> Any:
+    """The tokenizer for sentences that are lists of words.
+
+    To a byte-level tokenizer (RoBERTa, ModernBERT) the space before a word is a part of it. Words have none, so this
+    tokenizer adds it; otherwise every word would be read as a continuation of the word before it. (transformers'
+    `add_prefix_space` does the same for some classes of tokenizers, and is ignored by others.)"""
+    from tokenizers import normalizers, pre_tokenizers
+
+    splitter = tokenizer.backend_tokenizer.pre_tokenizer
+    parts = list(cast(Any, splitter)) if isinstance(splitter, pre_tokenizers.Sequence) else [splitter]
+    if not any(isinstance(part, pre_tokenizers.ByteLevel) for part in parts):
+        return tokenizer
+    spaced = copy.deepcopy(tokenizer)  # texts share the original
+    own = [spaced.backend_tokenizer.normalizer] if spaced.backend_tokenizer.normalizer is not None else []
+    spaced.backend_tokenizer.normalizer = normalizers.Sequence([*own, normalizers.Prepend(" ")])
+    return spaced
 
 
 def tokenize_sentences(sentences: list[list[str]], tokenizer: Any, max_length: int) -> tuple[Entities, list[range]]:

@@ -16,7 +16,7 @@ class OnePass(Method):
     Words labelled O are rows of class 0, in every task or (`learns_o = False`) only in the first."""
 
     growing_head = False
-    cost = Passes(0, task=1)
+    cost = Passes(0, task=1, first=1)
 
     def build(self, model: Model) -> Model:
         model.encoder.requires_grad_(False)

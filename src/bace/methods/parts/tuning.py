@@ -11,15 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.core.method import Method
-from bace.core.stage import Stage
+from bace.core.stage import Stage, enough_steps
 from bace.core.stream import Task
 from bace.data.batch import Batch
 from bace.errors import ConfigError
 from bace.models.additions import Additions
 from bace.models.heads import CosineHead
 from bace.randomness import generator
-
-SMALLEST_BATCH = 8  # the limit to which batches shrink if a task has too few steps
 
 
 def begin_tuning(method: Method, task: Task, additions: Additions, sigma: float = 1.0) -> None:
@@ -77,16 +75,6 @@ def long_stage(
     schedule = cosine(epochs) if falls else lambda done: 1.0
     named: dict[str, Any] = {"name": "tune", "weight_decay": 0.0, "schedule": schedule}
     return method.stage(task, epochs=epochs, batch_size=batch_size, **{**named, **fields})
-
-
-def enough_steps(examples: int, epochs: int, batch: int, least: int) -> tuple[int, int]:
-    """Epochs and batch size for at least `least` steps. Published tunings are long: a few epochs over thousands of
-    examples are a thousand steps, but over hundreds a few dozen. If there are too few steps, batches become smaller,
-    but not below SMALLEST_BATCH, and then there are more epochs."""
-    if least:
-        batch = min(batch, max(SMALLEST_BATCH, examples * epochs // least))
-    steps = max(-(-examples // batch), 1)  # of an epoch
-    return max(epochs, -(-least // steps)), batch
 
 
 def check_tuning(title: str, epochs: int, lr: float, batch: int, steps: int = 0) -> None:
