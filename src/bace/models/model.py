@@ -4,11 +4,10 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from bace import ranks
 from bace.data.batch import Batch
