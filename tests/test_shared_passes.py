@@ -137,3 +137,26 @@ def test_nothing_is_kept_after_a_run(tiny: Any) -> None:
     trainer = Trainer(*assemble(config), config)
     trainer.run()
     assert trainer.method.task_features.rows is None
+
+
+def test_a_learner_whose_examples_are_numbered_anew_does_not_read_features_of_others(tiny: Any) -> None:
+    import bace
+
+    learner = bace.Learner("er", backbone=tiny.vit, memory=4, **{"head.head_init": "imprint", "train.epochs": 1})
+    pictures = torch.randint(0, 256, (24, 3, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    learner.partial_fit(pictures[:20], ["a", "b"] * 10)
+    assert learner.method is not None
+    assert learner.method.task_features.rows is None  # nothing about examples that are gone
+    outputs, read = learner.method.outputs, []
+
+    def watched(examples: Any, *others: Any, **options: Any) -> Any:
+        found = outputs(examples, *others, **options)
+        learner.method.task_features.clear()
+        read.append((found, outputs(examples, *others, **options)))
+        return found
+
+    learner.method.outputs = watched  # type: ignore[method-assign]
+    learner.partial_fit(pictures[20:], ["c", "d"] * 2)
+    assert read
+    for found, alone in read:
+        torch.testing.assert_close(found, alone)

@@ -126,11 +126,8 @@ def understood(what: str) -> Iterator[None]:
 
 
 def _sha256(path: Path) -> str:
-    total = hashlib.sha256()
-    with path.open("rb") as file:  # Python 3.10 has no file_digest
-        while chunk := file.read(1 << 20):
-            total.update(chunk)
-    return total.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -81,23 +81,29 @@ def recognised(method: Method, examples: Tensor) -> float | None:
     return float((predicted == targets)[counted].double().mean()) if counted.any() else None
 
 
-def complaints(method: Method, task: Task, *, one_step: bool) -> Iterator[str]:
+def complaints(method: Method, task: Task, steps: int) -> Iterator[str]:
     """Sentences that say that a task was hardly learned, or that remembered examples of old tasks were forgotten, and
-    what to do: after a run, low scores alone do not tell a hard task from a fault."""
-    train = method.training_settings
-    shown, memory = task.train[:ASKED], torch.unique(method.remembered())
-    old = memory[~torch.isin(memory, task.train)][:ASKED]
+    what to do: low scores alone do not tell a hard task from a fault. `steps`: of an epoch, 0 without an optimiser."""
+    train, memory = method.training_settings, torch.unique(method.remembered())
+    shown, old = (
+        ids[torch.randperm(len(ids), generator=generator(0, "asked"))[:ASKED]]
+        for ids in (task.train, memory[~torch.isin(memory, task.train)])
+    )
     if method.prediction_cost(len(shown) + len(old)):  # it would take longer than learning
         return
-    asked = f"train.epochs (now {train.epochs}) or train.lr (now {train.lr:g})"
+    remedy = f"raise train.epochs (now {train.epochs}) or train.lr (now {train.lr:g})"
+    if not steps:
+        remedy = "give more examples, another backbone, or a method that trains the encoder"
+    elif method.own_batch or method.cost.epochs:
+        remedy = f"raise {method.title}'s own epochs or rate (bace run --method {method.title} --help)"
     if (new := recognised(method, shown)) is not None and new < LOW:
-        yield f"task {task.index + 1} was hardly learned: it knows {new:.0%} of its training examples; raise {asked}"
+        yield f"task {task.index + 1} was hardly learned: it knows {new:.0%} of its training examples; {remedy}"
     if (kept := recognised(method, old)) is not None and kept < LOW:
         yield (
             f"after task {task.index + 1}, {kept:.0%} of the old examples in memory are recognised: a larger memory or "
-            f"another method may forget less; or raise {asked}"
+            f"another method may forget less; or {remedy}"
         )
-    if one_step:
+    if steps == 1 and not method.own_batch:
         yield f"an epoch of task {task.index + 1} is one step: lower train.batch_size (now {train.batch_size})"
 
 

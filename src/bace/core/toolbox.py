@@ -156,7 +156,7 @@ class Toolbox(ElasticBuffers):
         view, the features are kept (`TaskFeatures`)."""
         shared = view is None and model in (None, self.model)
         rows = self.stream.rows_of(examples)[0]
-        if shared and (features := self.task_features.find(self.model, rows)) is not None:
+        if shared and (features := self.task_features.find(self.model, self.stream, rows)) is not None:
             self.stream.check(examples)
             with torch.no_grad():
                 return Output(features, self.model.head(features))
@@ -164,7 +164,7 @@ class Toolbox(ElasticBuffers):
         out = self.infer((self.stream.batch(part, view=view) for part in parts), model)
         features, logits = in_order(out.features), in_order(out.logits)
         if shared and torch.equal(examples, self.stream[self.now.task].train):
-            self.task_features.keep(self.model, rows, features)
+            self.task_features.keep(self.model, self.stream, rows, features)
         return Output(features, logits)
 
     def infer(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:

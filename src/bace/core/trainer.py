@@ -114,12 +114,11 @@ class Trainer:
         for task in self.stream[self.now.tasks_done :]:
             self.learn(task)
             self.evaluate(task)
-            if self.tell is not silent:
-                self.tell(self.task_in_words(task))
-                self.complain(task)
+            self.tell(self.task_in_words(task))
             self.method.task_features.clear()
             self.now.end(task)
             self.resume_point("task", due=True)
+            self.complain(task)
         return self.results
 
     def learn(self, task: Task) -> None:
@@ -161,6 +160,7 @@ class Trainer:
                 stage.structure()
             if stage.prepare:
                 stage.prepare()
+                method.task_features.clear()
             if self.config.train.reset_optimiser:
                 self.scaler = self.new_scaler()
             now.prepared = True
@@ -258,11 +258,13 @@ class Trainer:
 
     def complain(self, task: Task) -> None:
         """Tell if little was learned or kept. This is not counted as the method's time."""
-        self.tick()
-        for line in complaints(self.method, task, one_step=bool(self.steps) and max(self.steps) == 1):
-            self.tell(line)
-        self.steps = []
-        self.clock = self.spent()
+        steps, self.steps = self.steps, []
+        (heard,) = ranks.agree(int(self.tell is not silent))  # by some rank: then all of them predict
+        if heard:
+            self.tick()
+            for line in complaints(self.method, task, max(steps, default=0)):
+                self.tell(line)
+            self.clock = self.spent()
 
     def note(self) -> None:
         """Show the epoch's tables to the studies. On resume this is repeated, with the same result."""

@@ -157,6 +157,7 @@ class Learner(ModelHubMixin):
             with bar("learning") as show:
                 trainer = Trainer(method, stream, config, show=show or quiet)
                 trainer.learn(stream[-1])
+            method.task_features.clear()  # the examples get other numbers in the next call
             stock = take_stock(method, stream)
         except BaseException:  # also when interrupted: a task that is half learned is useless
             if before is not None:

@@ -70,7 +70,7 @@ class Model(nn.Module):
     def passed_once(self, batch: Batch) -> Iterator[None]:
         """A context in which this batch passes the encoder once, if it needs no gradient: several rules of prediction
         share its features. An encoder with states (adapters or gates of which one is chosen) passes it every time."""
-        self._once = None if self.encoder.states else batch
+        self._once = None if getattr(self.encoder, "states", ()) else batch
         try:
             yield
         finally:

@@ -37,7 +37,7 @@ def attend(
 ) -> tuple[Tensor, None]:  # (examples, tokens, heads, width of a head)
     """softmax(Q [P_K ; K]^T / sqrt(d)) [P_V ; V]. The attention is not causal."""
     for name in ("is_causal", "softcap", "position_bias"):
-        if others.get(name) is not None and others[name] is not False:
+        if isinstance(given := others.get(name), Tensor) or given:
             raise NotImplementedError(f"this attention does not take {name}")
     if prefix is not None and prefix[0].shape[1]:
         key, value = (torch.cat([by_head(p, own), own], 2) for p, own in zip(prefix, (key, value), strict=True))

@@ -438,7 +438,7 @@ def neighbours_and_settings() -> None:
     claim(
         91,
         greater(at(FULL), LONG("ER")),
-        reading="ER trains for 12 epochs and BaCE for 5 (7 and 3 at desk scale), which takes about as many passes",
+        reading="ER trains for 11 epochs and BaCE for 5 (6 and 3 at desk scale), which takes about as many passes",
     )
 
 
