@@ -17,13 +17,13 @@ TASKS = 10
 CORPUS = Corpus("imagenet", None, "", counts=Counts(1000, 1_281_167, 50_000))
 DEFAULTS = {"backbone.name": "vit-b16", "memory.size": 20_000, "train.batch_size": 512, "train.epochs": 5}
 IMAGENET = Benchmark("imagenet", "image", "", one_set(CORPUS), DEFAULTS, (CORPUS,))
-BANK = {"name": "BaCE", "neighbour_scores": "bank"}
+EXACT = {"name": "BaCE", "neighbour_scores": "exact"}
 METHODS: dict[str, str | dict[str, str]] = {
     "SEQ": "SEQ",
     "LwF": "LwF",
     "ER": "ER",
-    "BaCE, `neighbour_scores = bank`": BANK,
     "BaCE": "BaCE",
+    "BaCE, `neighbour_scores = exact`": EXACT,
 }
 SMALLER: dict[str, dict[str, Any]] = {
     "GB": {},

@@ -37,8 +37,8 @@ class BaCE(HoldOut):
             `different` class, the nearest with equal weights (`uniform`), `random` ones, or the farthest (`reverse`).
         neighbor_grad: whether neighbours carry gradient; with `bank`, one of each sample's neighbours does, drawn by
             its weight, and counts for all of them.
-        neighbour_scores: the student's scores of the neighbours: the scores from when each neighbour was last a sample
-            itself, at most two epochs ago (`bank`), or computed at every step (`exact`), which takes longer.
+        neighbour_scores: the student's scores of the neighbours: those of the last pass that showed each neighbour, at
+            most two epochs ago (`bank`), or computed at every step (`exact`), which takes longer.
         kl_direction: the direction of the distillation: KL(student || teacher), as the paper writes it (`reverse`), or
             KL(teacher || student) (`forward`), which holds new tasks back at alpha = 1.
         kl_mode: the student's scores of the old classes: a slice of the soft-max over all (`slice`) or renormalised.
