@@ -26,7 +26,7 @@ from bace.models.prefix_attention import Prefix
 
 Modality = Literal["image", "text"]
 Site = tuple[nn.Module, str]  # a module and the name of its attribute
-CACHED = 5_000_000  # bytes; the best of 1 to 20 MB for three encoders (docs/performance.md)
+CACHED = 5_000_000  # bytes; near the best of the sizes tried for four cases (docs/performance.md)
 NO_PREFIXES: Mapping[int, Prefix] = MappingProxyType({})
 
 
