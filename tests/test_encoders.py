@@ -840,7 +840,7 @@ def test_the_real_vit_tiny_gives_what_transformers_gives(side):
     encoder = load_encoder(str(VIT_TINY), image_size=side)
     assert isinstance(encoder, ImageEncoder)
     assert (encoder.width, len(encoder.blocks), encoder.image_size, encoder.mean) == (192, 12, side, (0.5,) * 3)
-    model = transformers.ViTModel.from_pretrained(VIT_TINY, add_pooling_layer=False).eval()
-    inputs = tiny_inputs("vit", side, side)
+    model = transformers.ViTModel.from_pretrained(VIT_TINY, add_pooling_layer=False).eval().double()
+    inputs = {name: value.double() for name, value in tiny_inputs("vit", side, side).items()}
     with torch.no_grad():
-        close(encoder(inputs), reference(model, inputs).last_hidden_state)
+        close(encoder.double()(inputs), reference(model, inputs).last_hidden_state)

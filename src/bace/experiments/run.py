@@ -33,6 +33,7 @@ from bace.experiments.assemble import assemble
 from bace.experiments.run_folder import CHECKPOINTS, Confusion, Description, Metrics
 from bace.methods import find_method
 from bace.models.frozen_prefix import PrefixCaches
+from bace.models.products import prefers_onednn
 from bace.progress import Show, Tell, is_first, launched, silent
 from bace.studies import STUDIES, Study
 
@@ -258,7 +259,7 @@ def describe(config: Config, stream: Stream) -> Description:
         versions={**versions, "torch": str(torch.__version__)},
         commit=_commit(),
         threads=torch.get_num_threads(),
-        instructions=torch.backends.cpu.get_cpu_capability(),
+        instructions=torch.backends.cpu.get_cpu_capability() + (", oneDNN" if prefers_onednn() else ""),
         tasks=tuple(run_folder.Task(task.name, tuple(stream.names[c] for c in task.classes)) for task in stream),
     )
 

@@ -23,6 +23,7 @@ from bace.errors import ConfigError
 from bace.models import prefix_attention
 from bace.models.frozen_prefix import PictureCache, PrefixCache, PrefixCaches, TextCache
 from bace.models.prefix_attention import Prefix
+from bace.models.products import use_fast_products
 
 Modality = Literal["image", "text"]
 Site = tuple[nn.Module, str]  # a module and the name of its attribute
@@ -90,6 +91,7 @@ class Encoder(nn.Module):
         self.embeddings = model.get_submodule("embeddings")
         self.blocks = cast(nn.ModuleList, model.get_submodule(self.blocks_at))
         self.norm = nn.Identity() if self.norm_at is None else model.get_submodule(self.norm_at)
+        use_fast_products(self.blocks)
         self.frozen: int | None = None
         self.passes = PassCounter()
         self.cache: PrefixCache | None = None

@@ -5,6 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from bace.models.products import use_fast_products
 from bace.models.text_encoder import TextEncoder
 
 
@@ -66,6 +67,7 @@ class ModernBertEncoder(TextEncoder):
             local = layer.attention_type == "sliding_attention"
             blocks.append(ModernBertBlock(layer, rotary, self.config.sliding_window if local else None))
         self.blocks = nn.ModuleList(blocks)
+        use_fast_products(self.blocks)  # also the separate projections
 
 
 def _rows(stacked: nn.Linear, third: int) -> nn.Linear:

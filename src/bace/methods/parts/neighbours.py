@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bace.errors import ConfigError, DataError
+from bace.models.products import linear
 
 SPARE = 8  # candidates preselected beyond k; affects only the speed
 
@@ -194,7 +195,7 @@ class _Search:
 
     def scores(self, queries: Tensor, part: slice) -> Tensor:  # (queries, part of the pool); inf: not a candidate
         squares, sign = self.squares[self.pool[part]], self.sign
-        result = torch.addmm(squares, self.features[queries], self.candidates[part].T, beta=sign, alpha=-2 * sign)
+        result = linear(-2 * sign * self.features[queries], self.candidates[part], sign * squares)
         own = self.position[queries] - part.start
         here = (own >= 0) & (own < result.shape[1])
         result[here.nonzero().squeeze(1), own[here]] = torch.inf
