@@ -5,6 +5,7 @@ import base64
 import http.client
 import io
 import json
+import os
 import shutil
 import signal
 import socket
@@ -499,6 +500,8 @@ def test_the_command_says_what_is_wrong(
     assert "choose another --host or --port" in capsys.readouterr().err
     assert main(["serve", folder, "--batch", "0"]) == 2
     assert "--batch is 0" in capsys.readouterr().err
+    assert main(["serve", folder, "--threads", "0"]) == 2
+    assert "--threads is 0: it must be at least 1" in capsys.readouterr().err
     assert main(["serve", folder, "--max_total", "8"]) == 2
     assert "--max_total is 8: it must be at least 16 (--max_body)" in capsys.readouterr().err
     assert main(["serve", str(tmp_path), "--port", "0"]) == 2
@@ -526,6 +529,8 @@ def test_the_command_serves_a_run_on_the_loopback_until_it_is_stopped(
             if status == 200:
                 break
         assert found["predictions"][0]["class"] == bace.load(tmp_path / "runs" / "er").predict([files[0]])[0]
+        _, health = ask(port, "/health")
+        assert health["threads"] == max((os.cpu_count() or 1) - 1, 1)  # one core is left to read requests
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert process.stderr.read() == ""

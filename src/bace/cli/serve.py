@@ -1,5 +1,6 @@
 """bace serve"""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def command(
     max_examples: int = 256,
     max_total: int = 256,
     watch: float = 2.0,
+    threads: int | None = None,
     trust: bool = False,
     force: bool = False,
 ) -> None:
@@ -35,6 +37,7 @@ def command(
         max_examples: examples in a request.
         max_total: megabytes in all requests that are being answered; a request above this gets the answer to try again.
         watch: seconds between two checks of the folder; 0 means that it is opened once.
+        threads: processor cores for the model; by default all but one, which reads and answers requests.
         trust: allow a method of your own that MODEL names to be imported, which runs its code.
         force: serve even if run.json was changed after the run.
     """
@@ -51,6 +54,9 @@ def command(
         if value < least[name]:
             why = " (--max_body)" if name == "max_total" else ""
             raise ConfigError(f"--{name} is {value}: it must be at least {least[name]}{why}")
+    threads = max((os.cpu_count() or 1) - 1, 1) if threads is None else threads
+    if threads < 1:
+        raise ConfigError(f"--threads is {threads}: it must be at least 1")
     if watch < 0:
         raise ConfigError(f"--watch is {watch}: it must be at least 0")
     with suppress(KeyboardInterrupt):  # Ctrl-C, once the server has closed
@@ -63,4 +69,5 @@ def command(
             max_examples=max_examples,
             max_total=max_total * 1024**2,
             watch=watch,
+            threads=threads,
         )

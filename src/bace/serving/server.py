@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import uvicorn
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -102,6 +103,7 @@ class Health(BaseModel):
     batches: int = Field(description="batches in which they went through the model")
     waiting: int = Field(description="examples that are waiting now")
     held: int = Field(description="bytes in the requests that are being answered")
+    threads: int = Field(description="processor cores that the model may use")
 
 
 class Reason(BaseModel):
@@ -207,7 +209,7 @@ def add_facts(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits, 
     async def health() -> dict[str, Any]:
         """The state of the server, its model, and the number of requests so far."""
         counted = {name: getattr(batcher, name) for name in ("requests", "examples", "batches", "waiting")}
-        counted["held"] = held.bytes
+        counted |= {"held": held.bytes, "threads": torch.get_num_threads()}
         model = watched.model
         known = len(model.learner.classes_)
         return {"status": "ok", "problem": watched.problem, **model.facts, "classes": known, **counted}
@@ -294,8 +296,10 @@ def serve(
     max_examples: int,
     max_total: int,
     watch: float,
+    threads: int,
 ) -> None:
     """Serve until a signal ends it."""
+    torch.set_num_threads(threads)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the sender of a broken form gets an answer
     with closing(listen(*address)) as listening:
         watched = Watched(folder, open_model, watch)
