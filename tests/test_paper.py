@@ -123,6 +123,15 @@ def test_every_printed_number_of_a_table_has_its_cell_and_every_cell_its_printed
         assert columns <= set(entry.columns)
 
 
+def test_entity_methods_that_distil_o_words_run_with_both_rules_for_replayed_ones() -> None:
+    rules = {}
+    for cell in [*ENTRIES["ner"].cells(), *ENTRIES["controls"].cells()]:
+        if cell.block.benchmark == "entities" and cell.buffer == 100 and cell.method in ("ExtendNER", "CFNER", "BaCE"):
+            rules[cell.method, cell.config("desk", 0).train.replay_o] = cell.folder(Path("out"), "desk", 0)
+    assert set(rules) == {(name, rule) for name in ("ExtendNER", "CFNER", "BaCE") for rule in ("distil", "label")}
+    assert len(set(rules.values())) == 6  # each has a folder of its own
+
+
 def test_controls_stand_behind_the_printed_row_of_their_method_and_have_no_printed_number() -> None:
     shown = {"cifar100": CIFAR, "five_datasets": FIVE, "deit": DEITS[1], "challenging": HARD[0]}
     shown |= {"text": TEXT, "ner": NER}

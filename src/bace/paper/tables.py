@@ -500,6 +500,8 @@ _PTM = Entry(
 
 # ER with as many passes as BaCE in 5 epochs (desk scale: 3), by the methods' declared cost
 LONGER = replace(CIFAR_20, buffers=(500,), full={"train.epochs": 11}, desk={"train.epochs": 6}, group="cifar100-longer")
+# methods that leave words labelled O to their teacher learn those of replayed sentences as class 0
+LABELLED = replace(NER, settings={"train.replay_o": "label"}, group="entities-replay-o-label")
 CONTROLS = Entry(
     "controls",
     "text",
@@ -513,6 +515,7 @@ CONTROLS = Entry(
         *(block.of("BaCE (alpha=1)") for block in HARD),
         TEXT.with_controls("SEQ", "LwF", "EWC", buffers=(0,)),
         NER.of("SEQ", "LwF", "EWC", buffers=(0,)),  # one span: O is a class of every task
+        LABELLED.with_controls("ExtendNER", "CFNER", "BaCE"),
     ),
 )
 ENTRIES: dict[str, Entry] = {entry.id: entry for entry in (*_TABLES, *_FIGURES, CONTROLS, _PTM)}
