@@ -86,6 +86,5 @@ def without(
     K = P @ R
     ridge = alpha * torch.eye(R.shape[1], dtype=R.dtype, device=R.device)
     factor, failed = torch.linalg.cholesky_ex(ridge + R.T @ K)
-    factor = factor.masked_fill(failed > 0, torch.nan)
-    V: Tensor = torch.linalg.solve_triangular(factor, K.T, upper=False)
+    V: Tensor = torch.linalg.solve_triangular(factor.masked_fill_(failed > 0, torch.nan), K.T, upper=False)
     return P - V.T @ V
