@@ -163,8 +163,9 @@ def test_herding_a_shorter_list_gives_its_prefix_and_never_picks_twice():
         assert herd(features, count).tolist() == whole[:count]
 
 
-def test_herding_identical_features_still_picks_each_once():
-    assert sorted(herd(torch.ones(5, 3), 5).tolist()) == [0, 1, 2, 3, 4]
+def test_herding_picks_the_first_of_equal_features_and_each_once():
+    assert herd(torch.ones(5, 3), 5).tolist() == [0, 1, 2, 3, 4]
+    assert herd(torch.eye(2)[[0, 1, 0, 1]], 4).tolist() == [0, 1, 2, 3]
 
 
 @pytest.fixture(scope="module")

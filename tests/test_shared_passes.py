@@ -107,6 +107,17 @@ def test_herding_means_statistics_and_studies_share_a_pass_of_the_tasks_examples
         torch.testing.assert_close(features, torch.cat([made.outputs(task.train).features for task in stream[:2]]))
 
 
+def test_features_without_logits_are_those_with_logits(tiny: Any) -> None:
+    trainer = learned(tiny, "text", "er")  # in two batches, sorted by length
+    method, train = trainer.method, trainer.stream[1].train
+    method.training_settings.eval_batch_size = len(train) // 2
+    bare, both, kept = (method.outputs(train, logits=logits) for logits in (False, True, False))
+    for out in (bare, kept):
+        torch.testing.assert_close(out.features, both.features, rtol=0, atol=0)
+        assert out.logits.shape == (len(train), 0)
+    assert both.logits.shape == (len(train), method.model.head.classes)
+
+
 @pytest.mark.parametrize("past_autograd", [False, True])
 def test_kept_features_are_not_used_after_the_weights_have_changed(tiny: Any, past_autograd: bool) -> None:
     trainer = learned(tiny, "image", "er")

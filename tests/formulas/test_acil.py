@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from steps import Array, array, make
+from steps import Array, array, learned_before, make
 from torch import Tensor
 
 from bace.core.trainer import Trainer
-from bace.errors import ConfigError
+from bace.errors import ConfigError, TrainingError
 from bace.methods.acil import ACIL
 
 WIDTH, EXPANSION = 4, 12
@@ -47,6 +47,13 @@ def test_batch_by_batch_is_joint_ridge_regression(count: int, size: int, seed: i
         method.observe(x[rows], y[rows])
     expected = joint(array(x), y.numpy(), method.projection, gamma, 3)
     np.testing.assert_allclose(array(method.weight), expected, rtol=1e-8, atol=1e-8)
+
+
+def test_a_matrix_that_rounding_has_destroyed_is_reported_after_the_epoch(tiny: Any) -> None:
+    trainer = learned_before(tiny, "image", {"name": "ACIL", "expansion": EXPANSION}, 0)
+    trainer.method.get_buffer("R").neg_()  # no longer positive definite: its update has no factor
+    with pytest.raises(TrainingError, match="raise gamma"):
+        trainer.learn(trainer.stream[0])
 
 
 def test_one_row_by_hand() -> None:

@@ -184,7 +184,7 @@ def test_the_mean_is_taken_of_unit_vectors_so_that_long_features_weigh_no_more(t
     method.remember = lambda task: None
     method.memory.add(method.stream[0].train[[0, 1, 10]], 0, torch.tensor([0, 0, 1]))
     features = torch.tensor([[3.0, 4.0], [0.0, 10.0], [-2.0, 0.0]])
-    method.outputs = lambda examples, view: Output(features, features)
+    method.outputs = lambda examples, **options: Output(features, features)
     method.after_task(method.stream[0])
     np.testing.assert_allclose(array(method.means), [np.array([0.3, 0.9]) / np.sqrt(0.9), [-1, 0]])
 

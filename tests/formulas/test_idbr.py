@@ -78,6 +78,7 @@ def test_a_text_is_cut_in_two_or_swapped_and_each_token_is_still_there_once(
         torch.tensor([len(text) for text in written]),
         torch.tensor(cuts),
         torch.tensor([swapped for _, swapped in ways[: len(written)]]),
+        max(map(len, written)) + 3,
         typed=True,
     )
     for i, text in enumerate(written):

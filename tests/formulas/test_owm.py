@@ -61,6 +61,11 @@ def test_one_input_by_hand() -> None:
     np.testing.assert_allclose(array(P), [[0.9, -0.2, 0], [-0.2, 0.6, 0], [0, 0, 1]], atol=1e-15)
 
 
+def test_a_projector_that_is_not_one_gives_nan_and_no_error() -> None:
+    """A step must not wait for the message of a factorisation; the loss, which is read later, is then not finite."""
+    assert without(-torch.eye(3).double(), torch.full((3, 2), 9.0).double(), 1.0).isnan().all()
+
+
 def test_stored_inputs_shrink_by_their_ridge() -> None:
     """|P r| <= alpha / (alpha + sigma_min^2) |r| for r in the span of R, and the same bound holds for what an update
     adds to W r."""

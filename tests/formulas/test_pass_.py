@@ -157,7 +157,7 @@ def test_the_radius_is_the_root_of_the_mean_variance_of_the_first_tasks_classes(
     spread, targets = np.array([0.5, 2.0]), method.stream.labels(method.stream[0].train)[1].numpy()
     features = rng.normal(size=(20, 16)) * spread[targets][:, None] + targets[:, None]
 
-    def outputs(examples: Tensor) -> Output:
+    def outputs(examples: Tensor, **options: Any) -> Output:
         return Output(torch.from_numpy(features).float(), torch.zeros(20, 0))
 
     method.outputs = outputs

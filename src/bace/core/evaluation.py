@@ -126,7 +126,7 @@ def transfer(method: Method, task: Task, *, lenient: bool = False) -> dict[str, 
     run."""
     stream, model = method.stream, method.transfer_model()
     with stream.licence("forward transfer (measured before the task, fed back to nothing)", task.test):
-        rows_from_data, asked = method.transfer_rows(task), method.outputs(task.test, model).features
+        rows_from_data, asked = method.transfer_rows(task), method.outputs(task.test, model, logits=False).features
         rows = stream.labels(task.test)[0]
 
     def scores_with(new_rows: Tensor | None, draw: int) -> Tensor:  # (rows, classes)
@@ -135,7 +135,7 @@ def transfer(method: Method, task: Task, *, lenient: bool = False) -> dict[str, 
         if new_rows is not None:
             head.imprint(new_rows)
         with torch.inference_mode():
-            return method.transfer_scores(asked.to(stream.device), head).cpu()
+            return method.transfer_scores(asked, head).cpu()
 
     def scored(scores: Tensor) -> float:
         return float(score(stream, task, rows, scores.argmax(1), lenient=lenient)["score"])

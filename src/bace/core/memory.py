@@ -197,18 +197,19 @@ class Memory(ElasticBuffers):
 def herd(
     features: Tensor,  # (examples, width) of one class, clean view
     count: int,
-) -> Tensor:  # (min(count, examples),) positions, in order
-    """iCaRL's herding: each pick moves the mean of the selected unit features closest to the class mean."""
+) -> Tensor:  # (min(count, examples),) positions, in order, on the CPU
+    """iCaRL's herding: each pick moves the mean of the selected unit features closest to the class mean. Of equally
+    good ones, the first is picked. Everything is computed where the features are, and all picks are read at once."""
     unit = F.normalize(features, dim=1)
-    mean, total = unit.mean(0), torch.zeros(unit.shape[1], dtype=unit.dtype)
-    free = torch.ones(len(unit), dtype=torch.bool)
-    order = []
+    mean, total = unit.mean(0), torch.zeros_like(unit[:1])
+    taken = torch.zeros_like(unit[:, 0], dtype=torch.bool)
+    order = [taken.new_zeros(0, dtype=torch.int64)]
     for k in range(1, min(count, len(unit)) + 1):
-        distance = (mean - (total + unit) / k).norm(dim=1).masked_fill(~free, math.inf)
-        pick = int(distance.argmin())
-        order.append(pick)
-        total, free[pick] = total + unit[pick], False
-    return torch.tensor(order, dtype=torch.int64)
+        distance = (mean - (total + unit) / k).norm(dim=1).masked_fill(taken, math.inf)
+        order.append(distance.argmin(0, keepdim=True))
+        total = total + unit.index_select(0, order[-1])
+        taken.index_fill_(0, order[-1], True)
+    return torch.cat(order).cpu()
 
 
 def draw_balanced(

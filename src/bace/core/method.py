@@ -229,7 +229,7 @@ class Method(Toolbox):
 
     def validation_loss(self, examples: Tensor) -> float | None:
         """The loss that early stopping watches, on clean views; None: the stage is never stopped early."""
-        return float(F.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
+        return float(F.cross_entropy(*self.scored(examples)))
 
     def needs(self, task: int) -> tuple[int, int]:
         """The number of parameters kept, and of those trained at the same time, while task `task` (from 0) is learned.
@@ -248,8 +248,8 @@ class Method(Toolbox):
     def transfer_rows(self, task: Task) -> Tensor:  # (classes of the task, width)
         """The head rows of these classes, imprinted from the task's training examples."""
         model = self.transfer_model()
-        features, targets = self.outputs(task.train, model).features, self.stream.labels(task.train)[1]
-        return imprint(features, targets, task.classes, model.head.weight.detach().cpu())
+        features = self.outputs(task.train, model, logits=False).features
+        return imprint(features, self.stream.labels(task.train)[1], task.classes, model.head.weight.detach())
 
     def transfer_scores(self, features: Tensor, head: Head) -> Tensor:  # (rows, width) -> (rows, seen and new classes)
         """The scores that `predict` would give to these features if `head`, the grown one, were the network's."""

@@ -45,9 +45,10 @@ class Observation:
 
     @functools.cached_property
     def training(self) -> tuple[Tensor, Tensor]:  # (rows, width) features, (rows,) class ids
-        """The network's features of all training data so far, in clean views, computed once for all studies."""
-        features = [self.method.outputs(task.train).features for task in self.tasks]  # the last is known already
-        return torch.cat(features), self.stream.labels(self.training_ids)[1]
+        """The network's features of all training data so far, in clean views, computed once for all studies; the
+        features are on the network's device, the class ids on the CPU."""
+        outputs = [self.method.outputs(task.train, logits=False) for task in self.tasks]  # the last is known already
+        return torch.cat([out.features for out in outputs]), self.stream.labels(self.training_ids)[1]
 
     @contextmanager
     def licence(self, study: str, *more: Tensor) -> Iterator[None]:

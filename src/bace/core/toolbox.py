@@ -130,14 +130,13 @@ class Toolbox(ElasticBuffers):
 
     def herding_features(self, examples: Tensor) -> Tensor:  # (examples, width)
         """The features that herding uses."""
-        return self.outputs(examples).features
+        return self.outputs(examples, logits=False).features
 
     def imprint(self, task: Task) -> None:
         """Set the task's head rows to the mean features of their classes."""
         head, trained = self.model.head, self.training_examples(task)
-        old_rows = head.weight.detach().cpu()[: task.classes.start]
-        rows = imprint(self.outputs(trained).features, self.stream.labels(trained)[1], task.classes, old_rows)
-        head.imprint(rows)
+        features, targets = self.outputs(trained, logits=False).features, self.stream.labels(trained)[1]
+        head.imprint(imprint(features, targets, task.classes, head.weight.detach()[: task.classes.start]))
 
     def memories(self) -> list[Memory]:
         return [module for module in self.modules() if isinstance(module, Memory)]
@@ -146,37 +145,44 @@ class Toolbox(ElasticBuffers):
         """Ids of all examples in memory."""
         return torch.cat([memory.examples for memory in self.memories()])
 
-    def outputs(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
-        """Features and logits of all rows of these examples, on the CPU (see `infer`)."""
-        out = self.outputs_on_device(examples, model, view=view)
-        return Output(out.features.cpu(), out.logits.cpu())
-
-    def outputs_on_device(self, examples: Tensor, model: Model | None = None, *, view: int | None = None) -> Output:
-        """The same on the network's device, for tables that steps read. Of the task's training examples, in their clean
-        view, the features are kept (`TaskFeatures`)."""
+    def outputs(
+        self, examples: Tensor, model: Model | None = None, *, view: int | None = None, logits: bool = True
+    ) -> Output:
+        """Features and logits of all rows of these examples, on the network's device (see `infer`). Where only features
+        are read, `logits=False` saves the memory of the logits. Of the task's training examples, in their clean view,
+        the features are kept (`TaskFeatures`)."""
         shared = view is None and model in (None, self.model)
         rows = self.stream.rows_of(examples)[0]
         if shared and (features := self.task_features.find(self.model, self.stream, rows)) is not None:
             self.stream.check(examples)
             with torch.no_grad():
-                return Output(features, self.model.head(features))
+                return Output(features, self.model.head(features) if logits else features[:, :0])
         parts, in_order = self.stream.bucketed(examples, self.training_settings.eval_batch_size)
-        out = self.infer((self.stream.batch(part, view=view) for part in parts), model)
-        features, logits = in_order(out.features), in_order(out.logits)
+        out = self.infer((self.stream.batch(part, view=view) for part in parts), model, logits=logits)
+        found = Output(in_order(out.features), in_order(out.logits))
         if shared and torch.equal(examples, self.stream[self.now.task].train):
-            self.task_features.keep(self.model, self.stream, rows, features)
-        return Output(features, logits)
+            self.task_features.keep(self.model, self.stream, rows, found.features)
+        return found
 
-    def infer(self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False) -> Output:
-        """Features, logits and taps (for texts, only with batches of one length), without gradient and in eval mode. A
-        model in train mode is put back into train mode."""
+    def scored(self, examples: Tensor) -> tuple[Tensor, Tensor]:  # (rows, classes) logits, (rows,) class ids
+        """The network's logits of all rows of these examples, and their classes, on the same device."""
+        logits = self.outputs(examples).logits
+        return logits, self.stream.labels(examples)[1].to(logits.device)
+
+    def infer(
+        self, batches: Iterable[Batch], model: Model | None = None, *, taps: bool = False, logits: bool = True
+    ) -> Output:
+        """Features, logits (unless they are left out: then there are 0 columns) and taps (for texts, only with batches
+        of one length), without gradient and in eval mode. A model in train mode is put back into train mode."""
         model = model or self.model
         was_training = model.training
         if was_training:
             model.eval()
         with torch.inference_mode():
-            features, logits, tapped, *_ = zip(*(model(batch, taps=taps) for batch in batches), strict=True)
+            passed = (model(batch, taps=taps) for batch in batches)
+            kept = (out if logits else out._replace(logits=out.features[:, :0]) for out in passed)
+            features, scores, tapped, *_ = zip(*kept, strict=True)
         if was_training:
             model.train()
         # concatenating outside inference mode gives ordinary tensors, which a loss may use
-        return Output(torch.cat(features), torch.cat(logits), tuple(map(torch.cat, zip(*tapped, strict=True))))
+        return Output(torch.cat(features), torch.cat(scores), tuple(map(torch.cat, zip(*tapped, strict=True))))

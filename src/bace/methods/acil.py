@@ -14,7 +14,7 @@ from bace.core.method import Card
 from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
-from bace.errors import ConfigError
+from bace.errors import ConfigError, TrainingError
 from bace.methods.parts.one_pass import OnePass
 from bace.methods.parts.ridge import one_hot, without
 from bace.models.model import Model
@@ -84,6 +84,10 @@ class ACIL(OnePass):
         X, Y = self.expanded(x), one_hot(y.to(x.device), self.weight.shape[1])
         self.R = without(self.R, X.T, 1.0)  # R <- R - R X^T (I + X R X^T)^-1 X R
         self.weight += self.R @ (X.T @ (Y - X @ self.weight))  # W <- W + R X^T (Y - X W)
+
+    def after_epoch(self, stage: Stage) -> None:
+        if not bool(self.weight.isfinite().all()):
+            raise TrainingError(f"ACIL: rounding has destroyed the matrix R: raise gamma (now {self.gamma:g}).")
 
     def expanded(self, x: Tensor) -> Tensor:  # (rows, width) -> (rows, expansion)
         return torch.relu(x @ self.projection)

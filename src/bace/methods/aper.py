@@ -104,8 +104,10 @@ class APER(OnePass):
         epochs, lr, batch = self.tune_epochs, self.tune_lr, self.tune_batch
         return [tuning_stage(self, task, self.additions, epochs=epochs, lr=lr, batch_size=batch), *means]
 
-    def validation_loss(self, examples: Tensor) -> float:
-        return local_validation_loss(self, self.stream[self.now.task], examples)
+    def validation_loss(self, examples: Tensor) -> float | None:
+        if self.now.stage == "tune":
+            return local_validation_loss(self, self.stream[self.now.task], examples)
+        return None
 
     # -- every task
 

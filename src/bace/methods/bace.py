@@ -156,7 +156,7 @@ class BaCE(HoldOut):
         if self.teacher is None or not (self.W0 < 1 or self.distils):
             return
         self.rows = rows
-        out = self.outputs_on_device(examples, self.teacher, view=self.now.view())
+        out = self.outputs(examples, self.teacher, view=self.now.view())
         self.log_old = self.log_scores_of_old(out.logits)
         own = self.own_rows(targets)  # anchors, and candidates for neighbours
         if own.any() and self.W0 < 1:
@@ -178,13 +178,13 @@ class BaCE(HoldOut):
             examples = self.memory.examples.unique()
             if len(examples) < self.now.steps * self.replay_size:
                 self.remembered_rows = self.stream.rows_of(examples)[0]
-                self.remembered_logits = self.outputs_on_device(examples, self.teacher, view=self.now.view()).logits
+                self.remembered_logits = self.outputs(examples, self.teacher, view=self.now.view()).logits
 
     def first_scores(self, examples: Tensor, features: Tensor) -> Tensor:  # (task rows, width) -> (task rows, new)
         """The student's scores before its first step. Its encoder then equals the teacher's, unless the teacher is an
         average over tasks, so the grown head is applied to the teacher's features."""
         if self.teacher_init == "ema":
-            features = self.outputs_on_device(examples, view=self.now.view()).features
+            features = self.outputs(examples, view=self.now.view(), logits=False).features
         with torch.no_grad():
             return self.log_scores_of_new(self.model.head(features))
 
@@ -374,7 +374,7 @@ class BaCE(HoldOut):
     def after_task(self, task: Task) -> None:
         super().after_task(task)
         if self.holds_out and task.index == len(self.stream) - 1 and task.index > 0:
-            logits, targets = self.outputs(self.held.examples).logits, self.stream.labels(self.held.examples)[1]
+            logits, targets = (part.cpu() for part in self.scored(self.held.examples))  # each step reads its loss
             A, B = fit_bias(logits, targets, task.classes, solver=self.bic_solver)
             self.bias.copy_(torch.tensor([A, B, float(task.classes.start)]))
 

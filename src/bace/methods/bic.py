@@ -138,7 +138,7 @@ class BiC(HoldOut, ER):
     def bias_loss(self, batch: Batch) -> Loss:
         """CE([z_old, a z_new + c], y) + 0.1 c^2 / 2."""
         taken = torch.isin(batch.rows, self.picked)
-        logits = self.logits[torch.searchsorted(self.rows, batch.rows[taken])].to(batch.targets.device)
+        logits = self.logits[torch.searchsorted(self.rows, batch.rows[taken])]
         if self.corrections == "cumulative":
             logits = self.corrected(logits, self.now.task)
         a, c = self.pairs[self.now.task]

@@ -86,11 +86,13 @@ class CFNER(ExtendNER):
         rows, targets = self.stream.labels(examples)
         out = self.outputs(examples, self.teacher)
         entity = ~self.outside(targets)
-        defined = ~entity & ~self.outside(out.logits.argmax(1))
+        defined = ~entity & ~self.outside(out.logits.argmax(1).cpu())
         anchor = (entity & self.dce) | (defined & self.odce)
         if anchor.any():
             features = F.normalize(out.features[anchor], dim=1)
-            index, distance = nearest(features, self.top_k, labels=entity[anchor], among="same")
+            kind = entity[anchor].to(features.device)
+            found = nearest(features, self.top_k, labels=kind, among="same")
+            index, distance = (part.cpu() for part in found)  # the table holds row ids, which the CPU reads
             weights = neighbour_log_weights(distance, 0.5, uniform=True)  # one half, and the other half shared equally
             anchors = rows[anchor]
             self.table = NeighbourTable(anchors, torch.where(index < 0, -1, anchors[index]), *weights, distance)
@@ -106,8 +108,10 @@ class CFNER(ExtendNER):
             return logits, log_old
         anchor = torch.isin(batch.rows, self.table.anchors)
         outside = self.outside(self.labels(batch))
-        sure = F.softmax(logits[: len(batch)].detach(), 1)[:, : self.now.known].amax(1) >= self.threshold
-        at = torch.nonzero(anchor & (~outside | sure.cpu())).flatten()
+        if self.threshold:  # without a curriculum, nothing is read from the device
+            sure = F.softmax(logits[: len(batch)].detach(), 1)[:, : self.now.known].amax(1) >= self.threshold
+            anchor &= ~outside | sure.cpu()
+        at = torch.nonzero(anchor).flatten()
         if not len(at):
             return logits, log_old
         near = self.table.of(batch.rows[at], logits.device)

@@ -158,7 +158,7 @@ class Co2L(ER):
     def before_epoch(self, stage: Stage) -> None:
         if stage.name == "linear" and (self.now.epoch == 0 or not len(self.kept[0])):
             examples = stage.examples().unique()
-            self.kept = examples, self.outputs(examples).features.to(self.stream.device)
+            self.kept = examples, self.outputs(examples, logits=False).features
 
     def classify(self, batch: Batch) -> Tensor:
         ids, features = self.kept

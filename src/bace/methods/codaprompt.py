@@ -117,7 +117,7 @@ class CODAPrompt(SEQ):
         return [stage]
 
     def validation_loss(self, examples: Tensor) -> float:
-        return float(self.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
+        return float(self.cross_entropy(*self.scored(examples)))
 
 
 class Components(PrefixPrompts):

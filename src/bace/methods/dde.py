@@ -137,9 +137,10 @@ class DDE(LUCIR):
             return
         examples = torch.unique(torch.cat([stage.examples(), self.memory.examples]))
         targets = self.stream.labels(examples)[1]
-        features = F.normalize(self.outputs(examples, self.teacher, view=self.now.view()).features, dim=1)
+        out = self.outputs(examples, self.teacher, view=self.now.view(), logits=False)
         new = torch.nonzero(targets >= self.now.known).flatten()
-        index, distance = nearest(features, self.top_k, candidates=new)
+        found = nearest(F.normalize(out.features, dim=1), self.top_k, candidates=new)
+        index, distance = (part.cpu() for part in found)  # the table holds row ids, which the CPU reads
         weights = neighbour_log_weights(distance, 0.5, uniform=True)  # one half, and the other half shared equally
         self.table = NeighbourTable(examples, torch.where(index < 0, -1, examples[index]), *weights, distance)
 

@@ -132,7 +132,7 @@ class DualPrompt(SEQ):
         }
 
     def validation_loss(self, examples: Tensor) -> float:
-        return float(self.cross_entropy(self.outputs(examples).logits, self.stream.labels(examples)[1]))
+        return float(self.cross_entropy(*self.scored(examples)))
 
 
 class GeneralAndExpert(PrefixPrompts):

@@ -98,7 +98,7 @@ class EASE(Method):
         targets = self.stream.labels(examples)[1]
         for j in range(task.index + 1):
             with self.adapters.of(j):
-                means = class_means(self.outputs(examples).features, targets, task.classes)
+                means = class_means(self.outputs(examples, logits=False).features, targets, task.classes)
             self.prototypes[task.classes.start :, j] = means.to(self.prototypes)
         complete(self.prototypes, [earlier.classes for earlier in self.stream[: task.index + 1]])
 

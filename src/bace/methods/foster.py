@@ -158,7 +158,7 @@ class FOSTER(ER):
         return {"distil": soft_cross_entropy(self.model(both).logits, target + self.T * weights.log(), self.T)}
 
     def herding_features(self, examples: Tensor) -> Tensor:
-        return self.outputs(examples, self.teacher).features
+        return self.outputs(examples, self.teacher, logits=False).features
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         if scorer is None or self.teacher is None:

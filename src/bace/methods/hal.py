@@ -137,7 +137,7 @@ class HAL(ER):
     def offer(self, batch: Batch) -> None:
         """Keep the newest examples of each task (class); the tasks known so far share the memory equally."""
         if self.ring == "class" or self.memory.per_class:
-            groups, known = batch.targets.cpu(), self.now.seen
+            groups, known = self.labels(batch), self.now.seen
         else:
             groups, known = torch.full_like(batch.examples, self.now.task), self.now.task + 1
         self.memory.offer_ring(batch.examples, self.now.task, groups, self.memory.quota(known))

@@ -144,7 +144,7 @@ class HAT(Method):
     def validation_loss(self, examples: Tensor) -> float | None:
         if self.now.stage != "main":
             return None
-        logits, targets = self.outputs(examples).logits, self.stream.labels(examples)[1]
+        logits, targets = self.scored(examples)
         return float(F.cross_entropy(self.logits_of(self.now.task, logits), self.local(self.now.task, targets)))
 
     # -- heads

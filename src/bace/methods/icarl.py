@@ -81,13 +81,13 @@ class ICaRL(ER):
     def after_task(self, task: Task) -> None:
         super().after_task(task)
         # for all classes, because the features of old ones have moved, too
-        self.means = self.class_means(self.memory.examples, range(task.classes.stop)).to(self.means.device)
+        self.means = self.class_means(self.memory.examples, range(task.classes.stop))
 
     def class_means(self, examples: Tensor, classes: range) -> Tensor:  # (len(classes), width)
         """mu_c = mean of h/|h|, then mu_c/|mu_c|."""
-        views = [self.outputs(examples, view=view).features for view in ((None, MIRRORED) if self.mirror else (None,))]
+        views = (None, MIRRORED) if self.mirror else (None,)
+        features = torch.cat([self.outputs(examples, view=view, logits=False).features for view in views])
         labels = self.stream.labels(examples)[1].repeat(len(views))
-        features = torch.cat(views)
         return imprint(features, labels, classes, features[:0])
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:

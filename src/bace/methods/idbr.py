@@ -49,6 +49,7 @@ class Halves(Model):
             words,
             inputs.get("cut", words // 2),
             inputs.get("swapped", torch.zeros_like(words, dtype=torch.bool)),
+            self.length(inputs),
             typed=types is not None and types.num_embeddings > 1,
         )
         return super().branches(dataclasses.replace(batch, inputs=halves), taps)
@@ -58,6 +59,12 @@ class Halves(Model):
         tokens."""
         assert isinstance(self.encoder, TextEncoder)
         return (inputs["attention_mask"].sum(1) - 2).clamp(max=self.encoder.max_tokens - 3)
+
+    def length(self, inputs: dict[str, Tensor]) -> int:
+        """The number of tokens of the longest text with another [SEP], known without reading the mask from the device:
+        a batch is as long as its longest text."""
+        assert isinstance(self.encoder, TextEncoder)
+        return min(inputs["input_ids"].shape[1] + 1, self.encoder.max_tokens)
 
 
 class Disentangled(Halves):
@@ -177,7 +184,7 @@ class IDBR(Method):
     def note(self, task: Task) -> None:
         """The batch with its texts cut in the middle."""
         if task.index and max(self.reg_g, self.reg_s) * max(self.reg_new, self.reg_replay):
-            self.before = self.outputs(self.held(task)).features
+            self.before = self.outputs(self.held(task), logits=False).features
 
     def before_epoch(self, stage: Stage) -> None:
         self.noted = self.held(self.stream[self.now.task])
@@ -240,7 +247,7 @@ class IDBR(Method):
         if factor and len(self.before):
             # lambda [reg_s mean (s - s0)^2 + reg_g mean (g - g0)^2], over the texts that are not swapped
             at = torch.searchsorted(self.noted, batch.examples[:plain])
-            g0, s0 = self.before[at.to(self.before.device)].to(g.device).chunk(2, 1)
+            g0, s0 = self.before[at].chunk(2, 1)
             held = self.reg_s * F.mse_loss(s[:plain], s0) + self.reg_g * F.mse_loss(g[:plain], g0)
             terms["hold"] = factor * held
         if self.tsk and self.replays:
@@ -256,11 +263,13 @@ class IDBR(Method):
         if self.memory.select == "random":
             return super().choose(examples, task, count)
         model = self.model
-        bare = Halves(model.encoder, LinearHead(model.encoder.width), model.precision).eval()
+        head = LinearHead(model.encoder.width).to(self.stream.device)
+        bare = Halves(model.encoder, head, model.precision).eval()
         chosen = {}
         for group, members in self.stream.by_group(examples).items():
             rng = generator(self.now.seed, "k-means", task.index, group)
-            chosen[group] = members[central(self.outputs(members, bare).features, count, rng)]
+            features = self.outputs(members, bare, logits=False).features
+            chosen[group] = members[central(features.cpu(), count, rng)]
         return chosen
 
 
@@ -269,6 +278,7 @@ def halve(
     words: Tensor,  # (texts,) number of tokens of each text that are read
     cut: Tensor,  # (texts,) number of tokens in half a
     swapped: Tensor,  # (texts,) bool
+    length: int,  # of the result
     *,
     typed: bool,
 ) -> dict[str, Tensor]:
@@ -276,7 +286,7 @@ def halve(
     ids, end = inputs["input_ids"], inputs["attention_mask"].sum(1, keepdim=True) - 1  # (texts, 1) the last [SEP]
     words, cut, swapped = words[:, None], cut[:, None], swapped[:, None]
     before = torch.where(swapped, words - cut, cut)  # tokens of the half that comes first
-    at = torch.arange(int(words.max()) + 3, device=ids.device).expand(len(ids), -1)
+    at = torch.arange(length, device=ids.device).expand(len(ids), -1)
     place = at - (at > before).long() - 1  # among the words, in their new order
     source = 1 + (place + torch.where(swapped, cut, 0)) % words.clamp(min=1)
     source = torch.where((at == before + 1) | (at == words + 2), end, source)
@@ -289,7 +299,7 @@ def halve(
 
 
 def central(
-    features: Tensor,  # (texts, width)
+    features: Tensor,  # (texts, width), on the CPU
     count: int,
     rng: torch.Generator,
 ) -> Tensor:  # (min(count, texts),) positions

@@ -104,7 +104,7 @@ class IS3(ExtendNER):
         """p_c = mean of f/|f| over the words of label c, for all labels except O."""
         super().after_task(task)
         trained = self.training_examples(task)
-        features, targets = self.outputs(trained).features, self.stream.labels(trained)[1]
+        features, targets = self.outputs(trained, logits=False).features, self.stream.labels(trained)[1]
         means = class_means(F.normalize(features, dim=1), targets, task.classes).to(self.prototypes)
         means[self.outside(torch.tensor(task.classes))] = 0.0
         self.prototypes = torch.cat([self.prototypes, means])

@@ -96,7 +96,7 @@ class LUCIR(ER):
         old, new, background = self.now.known, self.now.seen - self.now.known, self.stream.background
         tokens = background is not None
         lambda_base = (50.0 if tokens else 5.0) if self.lambda_base is None else self.lambda_base
-        held = both.targets == background if tokens else slice(None)
+        held = self.labels(both) == background if tokens else slice(None)
         features, means = out.features[held], self.count_means(both, new_rows)
         if lambda_base and len(features):
             # lambda (1 - cos(h, h')), lambda = lambda_base sqrt(O / N)

@@ -116,7 +116,7 @@ class MBPA(Method):
         kept = self.stream.batch(examples, inputs=self.adapt == "all")
         self.targets, self.owner = kept.targets, kept.owner
         if self.adapt == "head":
-            self.features = self.outputs(examples).features.to(self.features)
+            self.features = self.outputs(examples, logits=False).features
             return
         for name, value in kept.inputs.items():
             setattr(self.inputs, name, value)

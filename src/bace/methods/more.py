@@ -115,7 +115,7 @@ class MORE(HAT):
         """Means and covariance of the task's features under its own gates."""
         examples = self.training_examples(task)
         with self.gates.of(task.index):
-            features = self.outputs(examples).features
+            features = self.outputs(examples, logits=False).features
         means, covariance = class_gaussians(features, self.stream.labels(examples)[1], task.classes)
         self.means = torch.cat([self.means, means.to(self.means)])
         self.whitening = torch.cat([self.whitening, shrunk_whitening(covariance)[None].to(self.whitening)])
@@ -175,7 +175,7 @@ class MORE(HAT):
             self.others = stage.others()
             self.ids = torch.cat([stage.examples(), self.others]).sort().values
             with self.gates.of(stage.task):
-                self.features = self.outputs(self.ids).features.to(self.means.device)
+                self.features = self.outputs(self.ids, logits=False).features
             self.table = (self.now.task, stage.name)
 
     def head_loss(self, head: LinearHead, task: int, examples: Tensor) -> Tensor:

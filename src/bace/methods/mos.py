@@ -144,7 +144,7 @@ class MOS(Alignment):
                 new.lerp_(torch.stack(old).mean(0), self.momentum)
 
     def validation_loss(self, examples: Tensor) -> float:
-        logits, targets = self.outputs(examples).logits, self.stream.labels(examples)[1]
+        logits, targets = self.scored(examples)
         return float(F.cross_entropy(logits[:, self.now.known :], targets - self.now.known))
 
     # -- statistics of its classes

@@ -122,10 +122,10 @@ class PASS(Method):
     def after_task(self, task: Task) -> None:
         super().after_task(task)
         examples = self.training_examples(task)
-        features, targets = self.outputs(examples).features, self.stream.labels(examples)[1]
+        features, targets = self.outputs(examples, logits=False).features, self.stream.labels(examples)[1]
         of_class = [features[targets == c] for c in task.classes]
         means = torch.stack([rows.mean(0) for rows in of_class])
         self.prototypes = torch.cat([self.prototypes, means.to(self.prototypes)])
         if task.index == 0:  # r^2 = mean over classes of tr(cov_c) / d
-            variances = [rows.var(0).mean() if len(rows) > 1 else torch.tensor(0.0) for rows in of_class]
+            variances = [rows.var(0).mean() if len(rows) > 1 else rows.new_zeros(()) for rows in of_class]
             self.radius.copy_(torch.stack(variances).mean().sqrt())

@@ -96,7 +96,8 @@ class PODNet(ER):
     def imprint(self, task: Task) -> None:
         """New proxies are the centres of clusters of their class's unit features, at the mean norm of the old ones."""
         head, trained = self.model.head, self.training_examples(task)
-        unit, targets = F.normalize(self.outputs(trained).features, dim=-1), self.stream.labels(trained)[1]
+        features, targets = self.outputs(trained, logits=False).features, self.stream.labels(trained)[1]
+        unit = F.normalize(features, dim=-1).cpu()  # where k-means draws
         old = head.weight.detach().cpu()[: -len(head.blocks[-1])]
         norm = old.norm(dim=1).mean() if len(old) else torch.tensor(1.0)
         names = ((c, generator(self.now.seed, "proxies", task.index, c)) for c in task.classes)
@@ -174,10 +175,9 @@ class PODNet(ER):
     def after_task(self, task: Task) -> None:
         if not self.tunes(task):  # otherwise the memory was already refilled with the current encoder
             super().after_task(task)
-        kept, nothing = self.memory.examples, torch.zeros(0, self.model.encoder.width)
-        features = self.outputs(kept).features if len(kept) else nothing
-        means = imprint(features, self.stream.labels(kept)[1], range(task.classes.stop), nothing)
-        self.means = means.to(self.stream.device)
+        kept, nothing = self.memory.examples, torch.zeros(0, self.model.encoder.width, device=self.stream.device)
+        features = self.outputs(kept, logits=False).features if len(kept) else nothing
+        self.means = imprint(features, self.stream.labels(kept)[1], range(task.classes.stop), nothing)
 
     def predict(self, batch: Batch, scorer: str | None = None) -> Tensor:
         with torch.inference_mode():

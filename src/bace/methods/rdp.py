@@ -87,8 +87,7 @@ class RDP(ExtendNER):
         examples = self.training_examples(self.stream[self.now.task])
         out = self.outputs(examples, self.teacher)
         outside = self.outside(self.stream.labels(examples)[1])
-        means = class_means(out.features[outside], out.logits[outside].argmax(1), range(self.now.known))
-        self.prototypes = means.to(self.stream.device)
+        self.prototypes = class_means(out.features[outside], out.logits[outside].argmax(1), range(self.now.known))
 
     def pseudo_labels(self, old: Output) -> Tensor:  # (rows,)
         """argmax_c softmax(z')_c softmax(-|f' - p|)_c, in the log domain. Both soft-maxes only scale a row."""

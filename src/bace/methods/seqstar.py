@@ -139,11 +139,11 @@ class SEQStar(SEQ):
     def before_epoch(self, stage: Stage) -> None:
         if stage.name == "head" and not len(self.rows):
             examples = stage.examples().sort().values
-            self.rows, self.features = self.stream.labels(examples)[0], self.outputs(examples).features
+            self.rows, self.features = self.stream.labels(examples)[0], self.outputs(examples, logits=False).features
 
     def head_loss(self, batch: Batch) -> Tensor:
         """CE(z, y) over all seen and future classes, where z = head(f) with fixed f."""
-        features = self.features[torch.searchsorted(self.rows, batch.rows)].to(batch.targets.device)
+        features = self.features[torch.searchsorted(self.rows, batch.rows)]
         return self.cross_entropy(self.logits(features), batch.targets)
 
     def after_task(self, task: Task) -> None:

@@ -56,7 +56,8 @@ class SimpleCIL(OnePass):
             block.copy_(torch.where(means.any(1, keepdim=True), means.to(block), block))
 
     def transfer_rows(self, task: Task) -> Tensor:  # (classes of the task, width)
-        statistics = ClassStatistics(scatter=False)
+        statistics = ClassStatistics(scatter=False).to(self.stream.device)
         statistics.grow(task.classes.stop, self.model.head.width)
-        statistics.observe(self.outputs(task.train).features.double(), self.stream.labels(task.train)[1])
+        features = self.outputs(task.train, logits=False).features.double()
+        statistics.observe(features, self.stream.labels(task.train)[1])
         return statistics.means[task.classes.start :].to(self.model.head.weight)

@@ -93,13 +93,13 @@ class SLDA(OnePass):
     def observe(
         self,
         x: Tensor,  # (rows, width)
-        y: Tensor,  # (rows,)
+        y: Tensor,  # (rows,) on the CPU
     ) -> None:
         """The recursion for all rows at once: each row sees the mean of its class after the rows before it.
 
         e = x - mu_y;  Sigma <- (n Sigma + f e e^T) / (n + 1);  mu_y <- mu_y + e / (c_y + 1);  c_y, n <- c_y + 1, n + 1
         with f = n / (n + 1) as published, f = c_y / (c_y + 1) for the pooled within-class covariance."""
-        y = y.to(x.device)
+        labels, y = y, y.to(x.device)
         before = (y[:, None] == y).tril(-1).double()  # (rows, rows): earlier rows of the same class
         count = self.counts[y] + before.sum(1)
         e = x - (self.counts[y, None] * self.means[y] + before @ x) / count.clamp(min=1)[:, None]
@@ -108,8 +108,9 @@ class SLDA(OnePass):
         if self.in_base or self.covariance != "fixed":
             self.sigma = (n[0] * self.sigma + (f[:, None] * e).T @ e) / (n[-1] + 1)
         if self.forgettable:
-            for c in y.unique().tolist():
-                self.shares[c] += (f[y == c, None] * e[y == c]).T @ e[y == c]
+            for c in labels.unique().tolist():
+                of_c = labels == c
+                self.shares[c] += (f[of_c, None] * e[of_c]).T @ e[of_c]
         own = F.one_hot(y, len(self.means)).double().T  # (classes, rows)
         total = self.counts + own.sum(1)
         self.means = (self.counts[:, None] * self.means + own @ x) / total.clamp(min=1)[:, None]

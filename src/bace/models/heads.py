@@ -245,19 +245,19 @@ def align(head: Head) -> None:
 
 def imprint(
     features: Tensor,  # (rows, width) of one task's training data, clean view
-    targets: Tensor,  # (rows,) class ids
+    targets: Tensor,  # (rows,) class ids, on the CPU
     classes: range,  # the task's
     old_rows: Tensor,  # (old classes, width)
 ) -> Tensor:  # (len(classes), width)
     """Rows made from data: the mean of a class's normalised features, at the mean norm of the old rows (LUCIR)."""
     unit = F.normalize(features, dim=-1)
     norm = old_rows.norm(dim=1).mean() if len(old_rows) else torch.tensor(1.0)
-    rows = [unit[targets == c].mean(0) if (targets == c).any() else torch.zeros(unit.shape[1]) for c in classes]
+    rows = [unit[targets == c].mean(0) if (targets == c).any() else unit.new_zeros(unit.shape[1]) for c in classes]
     return F.normalize(torch.stack(rows), dim=-1) * norm
 
 
 def kmeans(
-    points: Tensor,  # (points, width)
+    points: Tensor,  # (points, width), on the CPU: the generator is there, and every round looks at numbers
     count: int,
     generator: torch.Generator,
     steps: int = 100,

@@ -47,15 +47,15 @@ def after_task(seen: Observation) -> Record:
     method, stream, task = seen.method, seen.stream, seen.task
     with stream.licence(LICENCE, task.train):
         rows, targets = stream.labels(task.train)
-        features = F.normalize(method.outputs(task.train, method.teacher).features, dim=1)
+        features = F.normalize(method.outputs(task.train, method.teacher, logits=False).features, dim=1)
     if stream.background is not None:
         own = targets != stream.background
         rows, targets, features = rows[own], targets[own], features[own]
     chosen = choose(targets, generator(method.now.seed, "gallery", task.index))
     away = torch.cdist(features[chosen], features, compute_mode="donot_use_mm_for_euclid_dist")  # exact near duplicates
     away[torch.arange(len(chosen)), chosen] = torch.inf
-    distance, index = away.sort(stable=True)
-    distance, neighbours = distance[:, :NEIGHBOURS], rows[index[:, :NEIGHBOURS]]
+    distance, index = (found[:, :NEIGHBOURS].cpu() for found in away.sort(stable=True))
+    neighbours = rows[index]
     source = "network" if method.teacher is None else "teacher"
     return record(source, rows[chosen], neighbours.masked_fill(distance == torch.inf, -1), distance)
 

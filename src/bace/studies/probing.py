@@ -24,7 +24,7 @@ def after_task(seen: Observation) -> Record:
     method, stream, tasks = seen.method, seen.stream, seen.tasks
     with seen.licence("probing", *(task.test for task in tasks)):
         features, targets = seen.training
-        tests = [(stream.labels(task.test)[0], method.outputs(task.test).features) for task in tasks]
+        tests = [(stream.labels(task.test)[0], method.outputs(task.test, logits=False).features) for task in tasks]
     found: Record = {"observed": metrics.average_accuracy(seen.scores)}
     for kind, make in PROBES.items():
         name = (method.now.seed, "probing", kind, seen.task.index)
@@ -34,7 +34,7 @@ def after_task(seen: Observation) -> Record:
         scores = []
         for task, (rows, asked) in zip(tasks, tests, strict=True):
             with torch.inference_mode():
-                predicted = head(asked.to(stream.device)).argmax(1).cpu()
+                predicted = head(asked).argmax(1).cpu()
             scores.append(score(stream, task, rows, predicted, lenient=seen.lenient)["score"])
         found[kind] = metrics.average_accuracy(scores)
     return found

@@ -17,7 +17,8 @@ def after_task(seen: Observation) -> Record:
         raise Skipped(
             f"{seen.method.title}'s classifier has rows of width {rows.shape[1]}, its features {features.shape[1]}"
         )
-    distance = class_distances(features, targets, rows)
+    # on the CPU, which has double precision and always sums in the same order
+    distance = class_distances(features.cpu(), targets, rows.cpu())
     if seen.stream.background is not None:
         distance[seen.stream.background] = torch.nan  # shared by all tasks: neither old nor new
     euclidean = (2 * distance).sqrt()  # of the unit vectors
@@ -34,7 +35,7 @@ def after_task(seen: Observation) -> Record:
 def class_rows(seen: Observation) -> Tensor:  # (classes, width)
     """The classifier's row of each class seen so far."""
     seen.check_one_encoder()
-    rows, classes = seen.method.model.head.weight.detach().cpu(), seen.task.classes.stop
+    rows, classes = seen.method.model.head.weight.detach(), seen.task.classes.stop
     if len(rows) != classes:
         raise Skipped(f"{seen.method.title}'s classifier has {len(rows)} rows for {classes} classes, not one for each")
     return rows

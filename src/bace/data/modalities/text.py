@@ -44,10 +44,10 @@ class Text(Modality):
 
     def disturbed(self, inputs: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
         """The words in another order."""
-        mask = inputs["attention_mask"].bool().cpu()
-        place = torch.rand(mask.shape, generator=rng).masked_fill(~mask, 2)  # padding stays behind
+        mask = inputs["attention_mask"].bool()
+        place = torch.rand(mask.shape, generator=rng).to(mask.device).masked_fill(~mask, 2)  # padding stays behind
         place[:, 0] = -1  # and the class token in front
-        order = place.argsort(dim=1, stable=True).to(inputs["inputs_embeds"].device)
+        order = place.argsort(dim=1, stable=True)
         return {**inputs, "inputs_embeds": inputs["inputs_embeds"].take_along_dim(order[:, :, None], 1)}
 
     def from_files(self, files: Sequence[Path]) -> list[tuple[str, Any]]:

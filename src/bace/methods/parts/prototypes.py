@@ -11,7 +11,7 @@ def class_means(
     classes: range,
 ) -> Tensor:  # (classes, width)
     """The mean feature of each class; zeros for a class without rows."""
-    own = (targets == torch.tensor(classes)[:, None]).to(features)  # (classes, rows)
+    own = (targets == torch.tensor(classes, device=targets.device)[:, None]).to(features)  # (classes, rows)
     return own @ features / own.sum(1, keepdim=True).clamp(min=1)
 
 

@@ -20,7 +20,7 @@ def ridge_solution(
     lam: float,
 ) -> Tensor:  # (width, classes)
     """W = (G + lambda I)^-1 Q. A lambda that is lost in the rounding of G is raised until it has an effect."""
-    felt = max(lam, 10 * torch.finfo(G.dtype).eps * float(G.trace()))
+    felt = (10 * torch.finfo(G.dtype).eps * G.trace()).clamp(min=lam)
     shifted = G.clone()
     shifted.diagonal().add_(felt)
     W: Tensor = torch.cholesky_solve(Q, torch.linalg.cholesky(shifted))
@@ -36,10 +36,10 @@ def choose_lambda(
     """The lambda with the lowest squared error on the last 20 % of the rows, solved on the first 80 %."""
     fit = int(0.8 * len(x))
     solutions = solve(expand, x[:fit], Y[:fit], lambdas)
-    errors = torch.zeros(len(lambdas), dtype=torch.float64)
+    errors = torch.zeros(len(lambdas), dtype=torch.float64, device=x.device)
     for rows, labels in zip(x[fit:].split(ROWS), Y[fit:].split(ROWS), strict=True):
         H = expand(rows)
-        errors += torch.stack([(H @ W - labels).square().sum().cpu() for W in solutions])
+        errors += torch.stack([(H @ W - labels).square().sum() for W in solutions])
     return lambdas[int(errors.argmin())]
 
 
@@ -80,8 +80,11 @@ def without(
     alpha: float,
 ) -> Tensor:  # (inputs, inputs)
     """P - K (alpha I + R^T K)^-1 K^T with K = P R: for each column r of R, P <- P - k k^T / (alpha + r^T k), k = P r.
-    Starting from the identity with one alpha, the result is (I + R R^T / alpha)^-1 for all columns R stored so far."""
+    Starting from the identity with one alpha, the result is (I + R R^T / alpha)^-1 for all columns R stored so far. If
+    P has become so inexact that there is no such factor, the result is NaN: steps call this, and an error would wait
+    for the device."""
     K = P @ R
     ridge = alpha * torch.eye(R.shape[1], dtype=R.dtype, device=R.device)
-    V: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(ridge + R.T @ K), K.T, upper=False)
+    factor, failed = torch.linalg.cholesky_ex(ridge + R.T @ K)
+    V: Tensor = torch.linalg.solve_triangular(factor.masked_fill_(failed > 0, torch.nan), K.T, upper=False)
     return P - V.T @ V

@@ -57,7 +57,7 @@ def local_cross_entropy(method: Method, task: Task, batch: Batch) -> Tensor:
 
 def local_validation_loss(method: Method, task: Task, examples: Tensor) -> float:
     """The same on clean views, for early stopping."""
-    logits, targets = method.outputs(examples).logits, method.stream.labels(examples)[1]
+    logits, targets = method.scored(examples)
     return float(F.cross_entropy(logits, targets - task.classes.start))
 
 
