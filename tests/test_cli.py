@@ -110,7 +110,7 @@ OPTIONS = {
     "learn": ["--new", "--method", "--backbone", "--memory", "--config", "--column", "--label_column"],
     "forget": ["--trust"],
     "export": ["--format", "--trust", "--force"],
-    "predict": ["--json", "--column", "--trust", "--force"],
+    "predict": ["--json", "--column", "--reject", "--trust", "--force"],
     "paper run": ["--scale", "--seeds", "--out", "--dry_run"],
     "paper show": ["--scale", "--out", "--csv", "--latex"],
     "paper claims": ["--markdown"],
@@ -660,6 +660,27 @@ def test_predicting_the_test_set_gives_the_accuracy_of_the_run(
     right = sum(line.split("\t")[1] == file.parent.name for line, file in zip(out, files, strict=True))
     metrics = json.loads((runs["image"] / "metrics.json").read_text())
     assert 100 * right / len(files) == pytest.approx(metrics["sample_accuracy"])
+
+
+def test_predict_calls_examples_below_a_probability_unknown_and_shows_the_probability(
+    runs: dict[str, Path], tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tiny.folder / "pictures" / "test" / name / "0.png") for name in tiny.classes]
+    run = str(runs["image"])
+    shares = bace.load(run).predict_proba(files).max(1)
+    limit = float(sorted(shares)[2])  # two of five are below it
+    rows, sure = rows_of(capsys, run, *files, "--reject", repr(limit)), rows_of(capsys, run, *files)
+    expected = ["unknown" if share < limit else row["class"] for share, row in zip(shares, sure, strict=True)]
+    assert [row["class"] for row in rows] == expected == bace.load(run).predict(files, reject=limit)
+    assert expected.count("unknown") == 2
+    assert [row["probability"] for row in rows] == [row["probability"] for row in sure]
+    lines = say(capsys, "predict", run, *files, "--reject", repr(limit)).splitlines()
+    assert lines == ["\t".join(map(str, row.values())) for row in rows]
+    assert main(["predict", run, files[0], "--reject", "1.5"]) == 2
+    assert "reject is 1.5: it must be a probability" in capsys.readouterr().err
+    (tmp_path / "s.txt").write_text("w1 w2\n")
+    assert main(["predict", str(runs["token"]), str(tmp_path / "s.txt"), "--reject", "0.5"]) == 2
+    assert "reject is 0.5, and this model tags words" in capsys.readouterr().err
 
 
 def test_predict_reads_texts_line_by_line(

@@ -20,6 +20,7 @@ def command(
     files: list[Path],
     *,
     column: str | None = None,
+    reject: float | None = None,
     json: bool = False,
     trust: bool = False,
     force: bool = False,
@@ -33,11 +34,13 @@ def command(
         model: the folder of a run, of a comparison (its best run is used), or of a saved Learner.
         files: at least one file or folder. `-` reads texts, or the names of pictures, line by line from standard input.
         column: the column of a table that holds the examples. The default is the column that was learned from.
+        reject: for pictures and texts, a probability between 0 and 1. An example whose highest probability is lower
+            gets the class "unknown".
         json: print a JSON object per line; for entities it has words, tags and positions.
         trust: allow a method of your own that MODEL names to be imported, which runs its code.
         force: predict even if run.json was changed after the run.
     """
-    for row in predict_files(open_model(model, trust=trust, force=force), files, column):
+    for row in predict_files(open_model(model, trust=trust, force=force), files, column, reject):
         print(dumps(row) if json else "\t".join(map(in_line, row.values())))
 
 
@@ -73,7 +76,9 @@ def best_of(folder: Path, runs: list[Path]) -> Path:
     return best
 
 
-def predict_files(learner: "Learner", files: list[Path], column: str | None = None) -> Iterator[dict[str, Any]]:
+def predict_files(
+    learner: "Learner", files: list[Path], column: str | None = None, reject: float | None = None
+) -> Iterator[dict[str, Any]]:
     """A row per example, with its place in the files."""
     from bace.data.modalities import find_modality
     from bace.data.table import unlabelled
@@ -85,5 +90,5 @@ def predict_files(learner: "Learner", files: list[Path], column: str | None = No
     found = [example for file in files for example in unlabelled(file, modality, inputs, label)]
     for start in range(0, len(found), AT_ONCE):
         part = found[start : start + AT_ONCE]
-        for (where, _), row in zip(part, learner.describe([example for _, example in part]), strict=True):
+        for (where, _), row in zip(part, learner.describe([example for _, example in part], reject), strict=True):
             yield {"where": where, **row}

@@ -226,21 +226,17 @@ class Learner(ModelHubMixin):
             reject: for pictures and texts; an example is "unknown" if its highest probability (`predict_proba`) is
                 lower.
         """
-        modality = self._taught()
+        modality, names = self._taught(), self._given_names()
         if reject is None:
-            return modality.show(x, self.scores, self._given_names())
-        if not isinstance(reject, int | float) or not 0 <= reject <= 1:
-            raise ConfigError(f"reject is {reject!r}: it must be a probability, from 0 to 1")
-        scores = torch.from_numpy(self.decision_function(x))  # one pass for both
-        predicted, confidence = (
-            modality.show(x, lambda _: scores, self._given_names()),
-            self._probabilities(scores).max(1),
-        )
-        return [label if sure >= reject else UNKNOWN for label, sure in zip(predicted, confidence, strict=True)]
+            return modality.show(x, self.scores, names)
+        self._check_reject(reject)
+        tempered = self._tempered(x)  # one pass for both
+        labels = modality.show(x, lambda _: tempered, names)
+        return [UNKNOWN if low else label for label, low in zip(labels, _below(tempered, reject), strict=True)]
 
     def predict_proba(self, x: Any) -> np.ndarray:  # (examples, classes)
         """The probability of each class, in the order of `classes_`, calibrated by one temperature."""
-        return self._probabilities(torch.from_numpy(self.decision_function(x)))
+        return torch.softmax(self._tempered(x), 1).numpy()
 
     def decision_function(self, x: Any) -> np.ndarray:  # (examples, classes)
         """`scores` as an array, for data whose examples have one class each."""
@@ -264,11 +260,16 @@ class Learner(ModelHubMixin):
         pairs = [str(one) == str(other) for one, other in zip(predicted, wanted, strict=True)]
         return sum(pairs) / len(pairs)
 
-    def describe(self, x: Sequence[Any]) -> list[dict[str, Any]]:
+    def describe(self, x: Sequence[Any], reject: float | None = None) -> list[dict[str, Any]]:
         """The output of `bace predict` for each example: its class and the probability of the class (`predict_proba`);
-        for sentences, which are strings, their words, tags and entities."""
-        modality = self._taught()
-        return modality.describe(x, self._tempered if modality.one_label else self.scores, self._given_names())
+        for sentences, which are strings, their words, tags and entities. `reject` as in `predict`."""
+        modality, names = self._taught(), self._given_names()
+        self._check_reject(reject)
+        if not modality.one_label:
+            return modality.describe(x, self.scores, names)
+        tempered = self._tempered(x)
+        rows = zip(modality.describe(x, lambda _: tempered, names), _below(tempered, reject), strict=True)
+        return [row | {"class": UNKNOWN} if low else row for row, low in rows]
 
     def entities(self, x: Sequence[str | Sequence[str]]) -> list[list[Span]]:
         """The entities of each sentence, as (start, end, type, text) with positions in characters.
@@ -482,12 +483,18 @@ class Learner(ModelHubMixin):
 
     def _tempered(self, x: Any) -> Tensor:  # (examples, classes)
         """Scores whose soft-max gives the probabilities."""
-        scores = self.scores(x)
-        assert isinstance(scores, Tensor)
-        return finite(scores) / self._temperature
+        return finite(torch.from_numpy(self.decision_function(x))) / self._temperature
 
-    def _probabilities(self, scores: Tensor) -> np.ndarray:  # (examples, classes) both
-        return torch.softmax(finite(scores) / self._temperature, 1).numpy()
+    def _check_reject(self, reject: float | None) -> None:
+        if reject is None:
+            return
+        if not isinstance(reject, int | float) or not 0 <= reject <= 1:
+            raise ConfigError(f"reject is {reject!r}: it must be a probability, from 0 to 1")
+        if not self._taught().one_label:
+            raise ConfigError(
+                f"reject is {reject!r}, and this model tags words, which have no probabilities: leave it out. It is "
+                "for models of pictures and texts"
+            )
 
     def _check_kept(self) -> None:
         assert self.method is not None
@@ -677,6 +684,11 @@ def _check_settings(config: Config) -> None:
         raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
     if config.log:
         raise ConfigError("a Learner logs to logging.getLogger('bace') and to its history_: leave out log")
+
+
+def _below(tempered: Tensor, reject: float | None) -> list[bool]:  # (examples, classes)
+    """For each example, whether its highest probability is below `reject`."""
+    return [reject is not None and share < reject for share in torch.softmax(tempered, 1).amax(1).tolist()]
 
 
 def _copied(value: Any) -> Any:
