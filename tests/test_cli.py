@@ -18,6 +18,7 @@ from typing import Any
 
 import processes
 import pytest
+import torch
 import yaml
 from run_folders import write_run
 
@@ -25,6 +26,7 @@ import bace
 from bace.cli.main import NAMES, main
 from bace.config.parse import config_from, make_parser
 from bace.config.schema import Training
+from bace.core.calibration import calibration_error, fit_temperature
 from bace.data.benchmarks import find_benchmark
 from bace.errors import ConfigError
 from bace.experiments.compare import methods_asked
@@ -660,6 +662,40 @@ def test_predicting_the_test_set_gives_the_accuracy_of_the_run(
     right = sum(line.split("\t")[1] == file.parent.name for line, file in zip(out, files, strict=True))
     metrics = json.loads((runs["image"] / "metrics.json").read_text())
     assert 100 * right / len(files) == pytest.approx(metrics["sample_accuracy"])
+
+
+def test_the_model_of_a_run_is_calibrated_as_a_learner_is_and_never_with_test_examples(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last task's training examples and the memory fit the temperature. Without it, probabilities are called
+    uncalibrated wherever the model is opened."""
+    run, file = tmp_path / "run", str(tiny.folder / "pictures" / "test" / "ant" / "0.png")
+    result = bace.run(**tiny.settings("image", method="er"), out=run)
+    metrics = json.loads((run / "metrics.json").read_text())
+    stream, method = result.method.stream, result.method
+    asked = torch.unique(torch.cat([stream[-1].train, method.remembered()]))
+    with stream.licence("test", asked):
+        scores, targets = method.predict(stream.batch(asked)).double(), stream.targets[asked]
+    assert not torch.isin(asked, torch.cat([task.test for task in stream])).any()
+    assert metrics["temperature"] == fit_temperature(scores, targets) != 1
+    shares = [torch.softmax(scores / t, 1) for t in (1.0, metrics["temperature"])]
+    assert metrics["ece"] == pytest.approx([calibration_error(p, targets) for p in shares], abs=1e-4)
+    assert "calibration" not in " ".join(metrics["licences"])
+
+    model = bace.load(str(run))
+    raw = torch.from_numpy(model.decision_function([file])).double()
+    expected = torch.softmax(raw / metrics["temperature"], 1).numpy()
+    assert model.predict_proba([file]) == pytest.approx(expected, abs=1e-6)
+    assert main(["predict", str(run), file]) == 0
+    assert "not calibrated" not in capsys.readouterr().err
+
+    del metrics["temperature"], metrics["ece"]  # as an older version wrote it
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    assert main(["predict", str(run), file]) == 0
+    assert "are not calibrated: its metrics.json has no temperature" in capsys.readouterr().err
+    (run / "metrics.json").write_text(json.dumps({**metrics, "temperature": -1}))
+    assert main(["predict", str(run), file]) == 2
+    assert "'temperature' is -1.0, not a positive number" in capsys.readouterr().err
 
 
 def test_predict_calls_examples_below_a_probability_unknown_and_shows_the_probability(

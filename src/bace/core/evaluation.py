@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bace import ranks
+from bace.core.calibration import calibrate, finite
 from bace.core.method import Method
 from bace.core.stream import Stream, Task
 from bace.data.batch import NO_IDS
@@ -16,6 +17,7 @@ from bace.randomness import generator
 
 LOW = 0.6  # the share of examples below which learning is said to have failed
 ASKED = 100  # training examples that are asked for this
+STOCK = 300  # training examples of a task that probabilities are calibrated with, besides the memory
 CHANCE_DRAWS = 5  # random heads that are averaged for "chance" in forward transfer
 
 
@@ -79,6 +81,34 @@ def recognised(method: Method, examples: Tensor) -> float | None:
     predicted, targets = by_scorer[None], stream.targets[rows]
     counted = torch.ones_like(targets, dtype=torch.bool) if stream.background is None else targets != stream.background
     return float((predicted == targets)[counted].double().mean()) if counted.any() else None
+
+
+def stock(task: Task) -> Tensor:  # (examples,)
+    """Some of a task's training examples, the same every time."""
+    return task.train[torch.randperm(len(task.train), generator=generator(0, "stock"))[:STOCK]]
+
+
+def scores_of(method: Method, examples: Tensor) -> tuple[Tensor, Tensor]:  # (examples, known classes), (examples,)
+    """The scores of these examples, which the stream must allow to read and which show one class each, and the columns
+    of their classes. A forgotten class has no column: with a score of -inf no temperature could be fitted."""
+    stream, known = method.stream, torch.tensor(method.stream.known)
+    method.eval()
+    with ranks.alone():
+        parts, in_order = stream.bucketed(examples, method.training_settings.eval_batch_size)
+        scores = in_order(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts]))
+    return finite(scores[:, known]), torch.searchsorted(known, stream.targets[examples])
+
+
+def calibration(method: Method) -> dict[str, Any]:
+    """The temperature of the probabilities of a method that has learned all tasks, and the calibration error without
+    and with it, as a Learner has them after its last call: on examples of the last task and of the memory. It is empty
+    for sentences, and if predicting would take longer than learning."""
+    stream = method.stream
+    asked = torch.unique(torch.cat([stock(stream[-1]), method.remembered()]))
+    if not stream.modality.one_label or method.prediction_cost(len(asked)):
+        return {}
+    stream.begin(stream[-1], method.remembered())
+    return calibrate(*scores_of(method, asked))
 
 
 def complaints(method: Method, task: Task, steps: int) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -444,7 +445,7 @@ class Learner(ModelHubMixin):
     @classmethod
     def from_run(cls, folder: str | Path, *, trust: bool = False, force: bool = False) -> Self:
         """The model of a finished run, for prediction; `trust` as in `load`. `force`: even if run.json was changed."""
-        run, state = read_model(Path(folder), force=force)
+        run, state, temperature = read_model(Path(folder), force=force)
         with checkpoint.understood(f"the run in '{folder}'"):
             learner = cls._opened(run.config, trust, complete=True)
             learner.config = config_from(learner._given)
@@ -452,6 +453,14 @@ class Learner(ModelHubMixin):
             learner.tasks = [list(MODALITIES[run.modality].own_names(list(task.classes))) for task in run.tasks]
             learner.picture, learner._complete = run.picture, False
             learner._restore(state)
+        if temperature is not None:
+            learner._temperature = temperature
+        elif MODALITIES[run.modality].one_label:
+            warnings.warn(
+                f"the probabilities of the run in '{folder}' are not calibrated: its metrics.json has no temperature, "
+                "because it is older, or predicting takes too long. The classes are not affected",
+                stacklevel=2,
+            )
         return learner
 
     # -- inside

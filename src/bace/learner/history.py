@@ -8,22 +8,19 @@ from typing import Any
 import torch
 
 from bace.config.schema import Training
-from bace.core.calibration import calibration_error, finite, fit_temperature
-from bace.core.evaluation import LOW, recognised
+from bace.core.calibration import calibrate
+from bace.core.evaluation import LOW, recognised, scores_of, stock
 from bace.core.method import Method
 from bace.core.stream import Stream
 from bace.data.scores import per_class_accuracy
 from bace.experiments import choose
-from bace.randomness import generator
 
-STOCK = 300  # examples of a call that are predicted after it
 OF_SETTINGS = ("settings", "rates")  # entries of a record whose keys are not classes
 
 
 def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
     """The shares of a call's examples and of old examples in memory that are recognised; and a new temperature."""
-    call, memory = stream[-1], torch.unique(method.remembered())
-    shown = call.train[torch.randperm(len(call.train), generator=generator(0, "stock"))[:STOCK]]
+    call, memory, shown = stream[-1], torch.unique(method.remembered()), stock(stream[-1])
     if method.prediction_cost(len(shown) + len(memory)):  # it would take longer than learning
         return {"new": None, "old": None}
     old = memory[~torch.isin(memory, call.train)]
@@ -32,22 +29,16 @@ def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
             return {"new": recognised(method, shown), "old": recognised(method, old)}
     asked = torch.unique(torch.cat([shown, memory]))
     with stream.licence("what was learned", asked):
-        parts, in_order = stream.bucketed(asked, method.training_settings.eval_batch_size)
-        scores = in_order(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts]))
-    # a forgotten class has no column: with a score of -inf no temperature could be fitted
-    scores, names = finite(scores[:, stream.known]), [stream.names[c] for c in stream.known]
-    targets = torch.searchsorted(torch.tensor(stream.known), stream.targets[asked])
+        scores, targets = scores_of(method, asked)
     right = (scores.argmax(1) == targets).double()
     new, old = (right[torch.isin(asked, ids)] for ids in (shown, old))
+    names = [stream.names[c] for c in stream.known]
     by_class = zip(names, per_class_accuracy(scores.argmax(1), targets, len(names)), strict=True)
-    temperature = fit_temperature(scores, targets)
-    before, after = (calibration_error(torch.softmax(scores / t, 1), targets) for t in (1.0, temperature))
     return {
         "new": float(new.mean()),
         "old": float(old.mean()) if len(old) else None,
         "per_class": {name: share / 100 for name, share in by_class if share is not None},
-        "temperature": temperature,
-        "ece": [round(before, 4), round(after, 4)],
+        **calibrate(scores, targets),
     }
 
 
