@@ -54,6 +54,12 @@ def as_table(history: list[dict[str, Any]]) -> str:
     return f"<table><tr>{titles}</tr>{rows}</table>"
 
 
+def held_out(call: dict[str, Any]) -> float | None:
+    """The share of held-out (and old) examples that the trial with the chosen rate recognised, if rates were tried."""
+    rates = {float(rate): float(worth) for rate, worth in call.get("rates", {}).items()}
+    return rates[choose.best_rate(rates)] if rates else None
+
+
 def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
