@@ -87,6 +87,46 @@ def test_names_are_of_the_kind_of_the_first_call(tiny: Any, tmp_path: Path) -> N
     assert sorted(mixed.classes_) == ["7", "ant"]
 
 
+@pytest.mark.parametrize("source", ["csv", "jsonl", "parquet", "frame", "dataset", "dicts", "columns"])
+@pytest.mark.parametrize(("labels", "expected"), [([7, 10], [7, 10]), (["07", "10"], ["07", "10"])])
+def test_labels_of_tables_have_the_type_of_their_column(
+    tiny: Any, tmp_path: Path, source: str, labels: list[Any], expected: list[Any]
+) -> None:
+    """A CSV column is one of whole numbers if all of it reads so. Codes with leading zeros are strings."""
+    frame = pytest.importorskip("pandas").DataFrame({"text": ["w1 w2", "w11 w12"], "label": labels})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
+    given = {
+        "frame": (frame,),
+        "dataset": (pytest.importorskip("datasets").Dataset.from_pandas(frame),),
+        "dicts": (frame.to_dict("records"),),
+        "columns": (frame["text"], frame["label"]),
+    }
+    own = learner(tiny, "text", "simplecil").partial_fit(*given.get(source, (tmp_path / f"t.{source}",)))
+    assert own.classes_ == expected
+    own.save(tmp_path / "model")
+    assert bace.Learner.load(tmp_path / "model").predict(["w1 w2", "w11 w12"]) == expected
+
+
+def test_numbers_of_a_csv_become_strings_when_a_later_label_is_none(tiny: Any, tmp_path: Path) -> None:
+    """A CSV file cannot say that its labels are strings, so the next month's must not be refused for it."""
+    for name, label in (("january", "10115"), ("february", "20095"), ("march", "01067")):
+        (tmp_path / f"{name}.csv").write_text(f"text,label\nw1 w2,{label}\nw3,{label}\n")
+    own = learner(tiny, "text", "simplecil").partial_fit(tmp_path / "january.csv")
+    assert own.partial_fit(tmp_path / "february.csv").classes_ == [10115, 20095]
+    own.save(tmp_path / "model")
+    own = bace.Learner.load(tmp_path / "model")
+    with pytest.warns(UserWarning, match=r"class '01067' is no whole number, .* \(10115, 20095\) were read from a CSV"):
+        own.partial_fit(tmp_path / "march.csv")
+    assert own.classes_ == ["10115", "20095", "01067"]
+    own.save(tmp_path / "model")
+    own = bace.Learner.load(tmp_path / "model").partial_fit(["w7"], [3])
+    assert own.classes_[-1] == "3"
+    strings = learner(tiny, "text", "simplecil").partial_fit(["w1", "w2"], ["1", "2"])  # as all CSV labels once were
+    assert strings.partial_fit(tmp_path / "january.csv").classes_ == ["1", "2", "10115"]
+
+
 def test_strings_stay_strings_even_if_they_look_like_numbers(tiny: Any) -> None:
     x, _ = training_examples(tiny, "image", (0, 1))
     own = learner(tiny).partial_fit(x, ["07"] * 10 + ["é a"] * 10)

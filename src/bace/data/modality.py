@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ class Table:
     names:  class names in the source's order (sorted if it has none; whole numbers by value). For tokens the entity
             types, without B-, I- and O. A name may have no example here.
     mirror: whether a mirrored picture still shows its class; letters and digits do not.
+    given:  the type of the labels in the source: "strings"; whole "numbers"; or "digits", which a file without types
+            (CSV) has and which read as whole numbers. As there are leading zeros in codes, 07 is no such number.
     """
 
     modality: "Modality"
@@ -42,6 +44,7 @@ class Table:
     labels: Labels
     names: list[str]
     mirror: bool = True
+    given: Literal["strings", "numbers", "digits"] = "strings"
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels):
@@ -340,6 +343,19 @@ def class_name(value: Any, names: list[str] | None, where: str) -> str:
     if name.isdecimal():
         return class_name(int(name), names, where)
     raise DataError(f"{where}: label '{name}' is none of the given class names.{closest_name(name, names)}")
+
+
+def type_of(labels: Sequence[Any], *, typed: bool) -> Literal["strings", "numbers", "digits"]:
+    """The `given` of a table with these raw labels, which have no other names."""
+    if all(isinstance(label, int | np.integer) for label in labels):
+        return "numbers"
+    digits = not typed and all(isinstance(label, str) and is_whole(label.strip()) for label in labels)
+    return "digits" if digits else "strings"
+
+
+def is_whole(name: str) -> bool:
+    """Whether a name is a whole number as Python writes it."""
+    return re.fullmatch("0|-?[1-9][0-9]*", name) is not None
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from bace.data.decode import IMAGE_SUFFIXES, PictureOptions, check_options
 from bace.data.files import TABLE_SUFFIXES, Raw, files_in, in_memory, in_records, open_source, open_table, some
 from bace.data.modalities import MODALITIES, find_modality
-from bace.data.modality import InMemory, Labels, Modality, Table, listed
+from bace.data.modality import InMemory, Labels, Modality, Table, listed, type_of
 from bace.errors import ConfigError, DataError
 
 
@@ -102,13 +102,14 @@ def _table_of(
     found, columns, label_column = _choose_columns(raw, asked, input_column, label_column)
     values = [value for (value,) in raw.values([label_column], range(raw.count))]
     names = list(label_names) if label_names is not None else raw.class_names.get(label_column)
+    given = "strings" if names is not None else type_of(values, typed=raw.typed)
     labels, names = found.labels(values, names, raw.where)
 
     def table_of(rows: Sequence[int]) -> Table:
         own = cast(Labels, [labels[i] for i in rows])
         inputs = found.read(raw, columns, rows, pictures)
         found.check_labels(inputs, own, lambda i: raw.where(rows[i]))
-        return Table(found, inputs, own, names)
+        return Table(found, inputs, own, names, given=given)
 
     rows = first_of_each([found.shows(label) for label in labels], limit_per_class)
     if not rows:
@@ -179,7 +180,7 @@ def from_arrays(
     if empty := found.empty(values):
         count = f"{len(empty)} of {len(values)} {found.plural} are empty"
         raise DataError(f"{where(empty[0])}: there are no words in it. {count}: remove them.")
-    return Table(found, values, made, names)
+    return Table(found, values, made, names, given="strings" if label_names is not None else type_of(raw, typed=True))
 
 
 def as_labels(labels: Any) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from bace.data.decode import PictureOptions
 from bace.data.files import some
 from bace.data.modalities import MODALITIES
 from bace.data.modalities.token import Span, Token
-from bace.data.modality import Modality, Table, listed
+from bace.data.modality import Modality, Table, is_whole, listed
 from bace.data.settings import data_settings
 from bace.data.table import as_inputs, as_labels, from_arrays, from_records, read
 from bace.errors import CheckpointError, ConfigError, DataError, closest_name
@@ -85,6 +84,7 @@ class Learner(ModelHubMixin):
         self.tasks: list[list[str | None]] = []  # class names, by task; None: forgotten
         self.picture: tuple[int, int] | None = None  # height and width of the pictures learned from
         self._numbers: set[str] = set()  # names that are returned as whole numbers: all, or none
+        self._guessed = False  # whether these were read from a CSV file, which does not say that they are numbers
         self.modality: str | None = None
         self.method: Method | None = None
         self._kept: dict[str, Tensor] = {}  # raw examples, as tensors
@@ -138,7 +138,7 @@ class Learner(ModelHubMixin):
         """
         y = None if y is None else as_labels(y)  # once: it may be a generator
         table = self._table(x, y)
-        known, numbers = self._check_new(table), self._whole_numbers(table, y)
+        known, (numbers, guessed) = self._check_new(table), self._whole_numbers(table)
         told = self._choose_method(table)
         config = self._configured(table.modality.name, self._views)
         _check_settings(config)
@@ -169,7 +169,7 @@ class Learner(ModelHubMixin):
             chosen, record = {}, {"steps": 0, "rates": {}}
         self.config, self.modality, self.tasks, self.method = config, table.modality.name, tasks, method
         self._views, self._chosen, self._packed = views, views | chosen, packed
-        self.picture, self._numbers = table.modality.picture(stream.data), numbers
+        self.picture, self._numbers, self._guessed = table.modality.picture(stream.data), numbers, guessed
         learned = {"classes": table.names, "known": known, "examples": len(table), "settings": views | chosen}
         learned |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "counts": table.counts()}
         self.history_.append({**learned, **told, **record, **stock})
@@ -360,6 +360,7 @@ class Learner(ModelHubMixin):
             modality=self.modality,
             picture=self.picture,
             numbers=sorted(self._numbers),
+            guessed=self._guessed,
             method=plain,
             train=[ids.tolist() for ids in self._train],
             complete=self._complete,
@@ -429,6 +430,7 @@ class Learner(ModelHubMixin):
             learner = cls._opened(saved.given, trust, complete=False)
             learner.modality, learner.tasks = saved.modality, list(map(list, saved.tasks))
             learner.picture, learner._numbers, learner._complete = saved.picture, set(saved.numbers), saved.complete
+            learner._guessed = saved.guessed
             learner._chosen, learner.history_ = saved.chosen, list(saved.history)
             learner._temperature = saved.temperature
             learner._auto = saved.auto
@@ -613,20 +615,30 @@ class Learner(ModelHubMixin):
             )
         return known
 
-    def _whole_numbers(self, table: Table, y: Any) -> set[str]:
+    def _whole_numbers(self, table: Table) -> tuple[set[str], bool]:
         """The names that are returned as whole numbers: all, if the labels of the first call were whole numbers, or
-        none. They can therefore be sorted and compared, even if a later call mixes numbers with strings or folders."""
+        none. They can therefore be sorted and compared, even if a later call mixes numbers with strings or folders.
+        And whether this is a guess, because the labels came from a CSV file: then another label makes all strings."""
         known = {name for names in self.tasks for name in names if name is not None}
-        first = [] if known or y is None else as_labels(y)
-        numbers = self._numbers >= known if known else bool(first) and all(isinstance(label, int) for label in first)
+        numbers, guessed = table.given != "strings", table.given == "digits"
+        if known:
+            numbers, guessed = self._numbers >= known, self._guessed
         if not numbers:
-            return self._numbers
-        if strange := [name for name in table.names if not re.fullmatch("0|-?[1-9][0-9]*", name)]:
+            return set(), False
+        strange = [name for name in table.names if not is_whole(name)]
+        if strange and guessed:
+            warnings.warn(
+                f"class '{strange[0]}' is no whole number, and the classes so far ({some(self.classes_)}) were read "
+                "from a CSV file: from now on, all labels of this learner are strings",
+                stacklevel=3,
+            )
+            return set(), False
+        if strange:
             raise DataError(
                 f"class '{strange[0]}' is no whole number, and the classes of this learner are "
                 f"({some(self.classes_)}): give it a number, or teach a new learner with strings as labels"
             )
-        return self._numbers | set(table.names)
+        return self._numbers | set(table.names), guessed
 
     def _stream(self, table: Table, tasks: list[list[str | None]], config: Config, encoder: Encoder) -> Stream:
         """Stored examples first, then new ones; only the new task has a training set (joint methods store all)."""
