@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bace.cli.console import in_line
-from bace.errors import CheckpointError, printable
-from bace.progress import tell
 
 if TYPE_CHECKING:
     from bace.learner import Learner
@@ -40,40 +38,10 @@ def command(
         trust: allow a method of your own that MODEL names to be imported, which runs its code.
         force: predict even if run.json was changed after the run.
     """
+    from bace.learner.opening import open_model
+
     for row in predict_files(open_model(model, trust=trust, force=force), files, column, reject):
         print(dumps(row) if json else "\t".join(map(in_line, row.values())))
-
-
-def open_model(folder: Path, *, trust: bool = False, force: bool = False) -> "Learner":
-    """The model in a folder that bace wrote: a run, a comparison or a saved learner."""
-    from bace.core.checkpoint import is_foreign
-    from bace.experiments.run_folder import is_begun, run_folders
-    from bace.learner import Learner
-
-    if is_begun(folder):
-        return Learner.from_run(folder, trust=trust, force=force)
-    if folder.is_dir() and (runs := list(run_folders(folder))):
-        return Learner.from_run(best_of(folder, runs), trust=trust, force=force)
-    try:
-        return Learner.load(folder, trust=trust)
-    except CheckpointError as error:
-        if folder.is_dir() and any(folder.iterdir()) and not is_foreign(folder):
-            raise
-        raise CheckpointError(f"{error}; and '{folder}' is neither a run folder nor a folder of runs") from error
-
-
-def best_of(folder: Path, runs: list[Path]) -> Path:
-    """The finished run with the highest A_last. A line says which one it is."""
-    from bace.experiments.run_folder import load_runs
-
-    scores = {run.folder: run.metrics.A_last for run in load_runs(runs) if run.metrics is not None}
-    if not scores:
-        raise CheckpointError(f"no run in '{folder}' is finished: continue one with `bace run --resume DIR`")
-    best = max(scores, key=lambda run: scores[run])
-    if len(scores) > 1:
-        said = f"of the {len(scores)} finished runs in {folder}, {best} has the highest A_last ({scores[best]:.2f})"
-        tell(printable(f"{said} and predicts"))
-    return best
 
 
 def predict_files(

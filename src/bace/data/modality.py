@@ -163,7 +163,10 @@ class Modality:
 
     def from_array(self, array: Any, options: PictureOptions) -> Tensor:
         """The inputs of a table, from an array or a tensor."""
-        raise DataError(f"an array of shape {tuple(array.shape)} holds pictures, not {self.name}s.")
+        raise DataError(
+            f"an array of shape {tuple(array.shape)} holds pictures, and {self.plural} are expected: give a list of "
+            f"{self.plural}, or choose a model of pictures."
+        )
 
     def labels(
         self, values: Sequence[Any], names: list[str] | None, where: Callable[[int], str]
@@ -314,6 +317,7 @@ def listed(examples: Any) -> list[Any]:
     """The examples of a list, of a column or of another collection. A list() of anything else would be of something
     else: of letters, of keys, of names of columns."""
     kind = type(examples).__name__
+    check_not_splits(examples)
     if hasattr(examples, "columns") or hasattr(examples, "column_names"):
         raise DataError(f"a {kind} is a table, not a list of examples: give one of its columns, such as table['text'].")
     if isinstance(examples, str | bytes | Path | dict):
@@ -321,6 +325,13 @@ def listed(examples: Any) -> list[Any]:
     if not isinstance(examples, Iterable):
         raise DataError(f"the examples are {examples!r:.80}: give a list of examples.")
     return list(examples)
+
+
+def check_not_splits(data: Any) -> None:
+    """Refuse a `datasets.DatasetDict`, which is a dict of tables."""
+    if isinstance(data, dict) and data and all(hasattr(table, "column_names") for table in data.values()):
+        first, kind = next(iter(data)), type(data).__name__
+        raise DataError(f"a {kind} has several splits ({', '.join(data)}): give one of them, such as data['{first}'].")
 
 
 def class_name(value: Any, names: list[str] | None, where: str) -> str:

@@ -520,8 +520,9 @@ class Learner(ModelHubMixin):
 
     def _configured(self, modality: str, chosen: dict[str, Any]) -> Config:
         """The given settings, then the chosen ones, then the defaults for a user's own data of the modality."""
-        if self.modality not in (None, modality):
-            raise DataError(f"this learner was taught {self.modality} data; it cannot take {modality} data")
+        if self.modality is not None and self.modality != modality:
+            taught, given = MODALITIES[self.modality].plural, MODALITIES[modality].plural
+            raise DataError(f"this learner knows {taught}, and these are {given}: give it {taught}, or teach a new one")
         own_data = MODALITIES[modality].own_data
         return config_from({"benchmark.name": own_data, **chosen, **self._settings()})
 
@@ -701,6 +702,8 @@ def _check_settings(config: Config) -> None:
             "a Learner has no validation data and makes a new optimiser at each call: leave out train.early_stop "
             "and train.reset_optimiser"
         )
+    if not config.train.epochs:
+        raise ConfigError("train.epochs is 0: the method would train nothing. Give at least 1, or leave it out")
     if config.studies:
         raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
     if config.log:
