@@ -174,7 +174,7 @@ class Learner(ModelHubMixin):
         learned |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "counts": table.counts()}
         self.history_.append({**learned, **told, **record, **stock})
         self._temperature = self.history_[-1].get("temperature", 1.0)
-        tell(self.history_[-1], config.train)
+        tell(self.history_[-1], method)
         self._keep(stream)
         return self
 

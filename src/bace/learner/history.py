@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from bace.config.schema import Training
 from bace.core.calibration import calibrate
-from bace.core.evaluation import LOW, recognised, scores_of, stock
+from bace.core.evaluation import complaints, recognised, scores_of, stock
 from bace.core.method import Method
 from bace.core.stream import Stream
 from bace.data.scores import per_class_accuracy
@@ -64,8 +63,9 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-def tell(call: dict[str, Any], train: Training) -> None:
+def tell(call: dict[str, Any], method: Method) -> None:
     """Log the chosen settings in a line, and warn if little was learned."""
+    train = method.training_settings
     rates = ", ".join(f"{rate} ({worth:.0%})" for rate, worth in call["rates"].items())
     how = f"batches of {train.batch_size}, {train.epochs} epochs, {call['steps']} steps, rate {train.lr:g}"
     how = how + (f" of {rates}" if rates else "") if call["steps"] else "statistics"
@@ -74,28 +74,8 @@ def tell(call: dict[str, Any], train: Training) -> None:
         f"{call['examples']} examples of {len(call['classes'])} classes: {how}; "
         f"after it the learner recognises {percent(call['new'])} of the new examples{old}"
     )
-    if call["new"] is not None and call["new"] < LOW:
-        remedy = (
-            f"give more steps (train.epochs, now {train.epochs}), another rate (train.lr, now {train.lr:g}), or more "
-            "examples; epochs and rate that you leave out are chosen"
-            if call["steps"]
-            else "give more examples, another backbone, or a method that trains the encoder (docs/which-method.md)"
-        )
-        warnings.warn(
-            f"after this call the learner knows {call['new']:.0%} of its own training examples: {remedy}", stacklevel=3
-        )
-    if call["old"] is not None and call["old"] < LOW:
-        warnings.warn(
-            f"after this call the learner knows {call['old']:.0%} of the old examples in its memory: give it a larger "
-            f"memory, a lower rate (train.lr, now {train.lr:g}), or a method that forgets less",
-            stacklevel=3,
-        )
-    if 0 < call["steps"] <= train.epochs and call["steps"] < choose.STEPS:
-        warnings.warn(
-            f"an epoch is one step, with {call['examples']} examples in batches of {train.batch_size}: lower "
-            "train.batch_size, or leave it out",
-            stacklevel=3,
-        )
+    for line in complaints("this call", call["new"], call["old"], method, call["steps"] // max(train.epochs, 1)):
+        warnings.warn(line, stacklevel=3)
 
 
 def without_class(history: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
