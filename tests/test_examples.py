@@ -56,7 +56,7 @@ def test_an_example_learns_two_months_of_classes(
         assert all(score >= bar for score, bar in zip(line, bars, strict=True)), (line, bars)
 
 
-@pytest.mark.parametrize("name", ["pictures", "texts"])
+@pytest.mark.parametrize("name", ["pictures", "texts", "entities"])
 def test_the_commands_of_an_example_do_the_same(
     name: str,
     desk: Path,

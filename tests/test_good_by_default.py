@@ -12,6 +12,7 @@ from checks import short, training_examples
 import bace
 from bace.config.parse import config_from
 from bace.core.calibration import calibration_error, fit_temperature
+from bace.core.evaluation import ENOUGH_STEPS
 from bace.data.digits import load_digits
 from bace.data.modalities.image import IMAGE, Images
 from bace.data.modality import Table
@@ -45,7 +46,7 @@ def test_bace_learns_digits_with_nothing_set(taught: bace.Learner) -> None:
 def test_the_choice_is_in_the_history(taught: bace.Learner) -> None:
     first, second = taught.history_
     for call in (first, second):
-        assert call["steps"] >= choose.STEPS
+        assert call["steps"] >= ENOUGH_STEPS
         assert not call["settings"]["benchmark.augment"]  # a digit that is moved by a pixel is not recognised
         assert call["rates"][f"{call['settings']['train.lr']:g}"] > max(call["rates"].values()) - choose.CLEARLY
     assert (first["classes"], second["known"]) == (["0", "1"], [])
@@ -141,7 +142,7 @@ def test_a_trial_leaves_the_method_as_it_was(tiny: Any, monkeypatch: pytest.Monk
 def test_a_call_that_taught_nothing_is_warned_of(tiny: Any) -> None:
     settings = {"backbone": tiny.vit, "memory": 10, "train.lr": 0.0, "train.epochs": 1, "train.batch_size": 8}
     learner = bace.Learner("er", **settings)
-    with pytest.warns(UserWarning, match=r"of its own training examples.*train\.epochs, now 1"):
+    with pytest.warns(UserWarning, match=r"this call was hardly learned.*train\.epochs, now 1"):
         learner.partial_fit(*training_examples(tiny, "image", (0, 1, 2, 3)))
     assert learner.history_[0]["new"] < 0.6
     assert learner.history_[0]["old"] is None
@@ -151,13 +152,13 @@ def test_forgetting_is_warned_of_with_a_remedy(tiny: Any) -> None:
     settings = {"backbone": tiny.vit, "memory": 10, "train.lr": 0.05, "train.epochs": 20, "train.batch_size": 8}
     learner = bace.Learner("er", **settings, **{"train.replay_ratio": 0})
     learner.partial_fit(*training_examples(tiny, "image", (0, 1)))
-    with pytest.warns(UserWarning, match="old examples in its memory.*larger memory"):
+    with pytest.warns(UserWarning, match="after this call, .* old examples in memory .*larger memory"):
         learner.partial_fit(*training_examples(tiny, "image", (2, 3)))
 
 
 def test_an_epoch_of_one_step_is_warned_of(tiny: Any) -> None:
     learner = bace.Learner("er", backbone=tiny.vit, memory=10, **{"train.batch_size": 64, "train.epochs": 3})
-    with pytest.warns(UserWarning, match="an epoch is one step, with 20 examples in batches of 64"):
+    with pytest.warns(UserWarning, match="an epoch of this call is one step: lower train.batch_size .now 64"):
         learner.partial_fit(*training_examples(tiny, "image", (0, 1)))
 
 

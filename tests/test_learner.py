@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import bace
-from bace.errors import ConfigError, DataError
+from bace.errors import CheckpointError, ConfigError, DataError
 from bace.methods import METHODS
 from bace.models.backbones import OWN
 from bace.models.loading import load_encoder
@@ -85,6 +85,46 @@ def test_names_are_of_the_kind_of_the_first_call(tiny: Any, tmp_path: Path) -> N
     assert sorted(strings.classes_) == ["7", "8", "ant"]
     mixed = learner(tiny).partial_fit(first, ["ant"] * 10 + [7] * 10)
     assert sorted(mixed.classes_) == ["7", "ant"]
+
+
+@pytest.mark.parametrize("source", ["csv", "jsonl", "parquet", "frame", "dataset", "dicts", "columns"])
+@pytest.mark.parametrize(("labels", "expected"), [([7, 10], [7, 10]), (["07", "10"], ["07", "10"])])
+def test_labels_of_tables_have_the_type_of_their_column(
+    tiny: Any, tmp_path: Path, source: str, labels: list[Any], expected: list[Any]
+) -> None:
+    """A CSV column is one of whole numbers if all of it reads so. Codes with leading zeros are strings."""
+    frame = pytest.importorskip("pandas").DataFrame({"text": ["w1 w2", "w11 w12"], "label": labels})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
+    given = {
+        "frame": (frame,),
+        "dataset": (pytest.importorskip("datasets").Dataset.from_pandas(frame),),
+        "dicts": (frame.to_dict("records"),),
+        "columns": (frame["text"], frame["label"]),
+    }
+    own = learner(tiny, "text", "simplecil").partial_fit(*given.get(source, (tmp_path / f"t.{source}",)))
+    assert own.classes_ == expected
+    own.save(tmp_path / "model")
+    assert bace.Learner.load(tmp_path / "model").predict(["w1 w2", "w11 w12"]) == expected
+
+
+def test_numbers_of_a_csv_become_strings_when_a_later_label_is_none(tiny: Any, tmp_path: Path) -> None:
+    """A CSV file cannot say that its labels are strings, so the next month's must not be refused for it."""
+    for name, label in (("january", "10115"), ("february", "20095"), ("march", "01067")):
+        (tmp_path / f"{name}.csv").write_text(f"text,label\nw1 w2,{label}\nw3,{label}\n")
+    own = learner(tiny, "text", "simplecil").partial_fit(tmp_path / "january.csv")
+    assert own.partial_fit(tmp_path / "february.csv").classes_ == [10115, 20095]
+    own.save(tmp_path / "model")
+    own = bace.Learner.load(tmp_path / "model")
+    with pytest.warns(UserWarning, match=r"class '01067' is no whole number, .* \(10115, 20095\) were read from a CSV"):
+        own.partial_fit(tmp_path / "march.csv")
+    assert own.classes_ == ["10115", "20095", "01067"]
+    own.save(tmp_path / "model")
+    own = bace.Learner.load(tmp_path / "model").partial_fit(["w7"], [3])
+    assert own.classes_[-1] == "3"
+    strings = learner(tiny, "text", "simplecil").partial_fit(["w1", "w2"], ["1", "2"])  # as all CSV labels once were
+    assert strings.partial_fit(tmp_path / "january.csv").classes_ == ["1", "2", "10115"]
 
 
 def test_strings_stay_strings_even_if_they_look_like_numbers(tiny: Any) -> None:
@@ -463,6 +503,56 @@ def test_what_is_interrupted_after_training_leaves_the_learner_as_before(
     torch.testing.assert_close(learner.scores(x), before, rtol=0, atol=0)
     learner.partial_fit(*training_examples(tiny, "image", (2, 3)))
     assert len(learner.classes_) == 4
+
+
+def test_data_of_another_kind_are_refused_with_a_way_out(tiny: Any, taught: dict[str, bace.Learner]) -> None:
+    pictures, texts = training_examples(tiny, "image", (0, 1))[0], ["w1 w2", "w3"]
+    files = [Image.fromarray(picture) for picture in pictures[:2]]
+    for ask, wrong, message in (
+        ("image", texts, "example 0: there is no picture 'w1 w2'. Pictures are expected; texts need a model of texts"),
+        ("image", ["w" * 5000], "Pictures are expected; texts need a model of texts"),
+        ("text", pictures, r"an array of shape \(20, 8, 8, 3\) holds pictures, and texts are expected: give a list"),
+        ("text", files, "example 0: 'text' is <PIL.* Expected a string. Pictures need a model of pictures"),
+        ("text", [Path("a.png")], "Expected a string. Pictures need a model of pictures"),
+    ):
+        with pytest.raises(DataError, match=message):
+            taught[ask].predict(wrong)
+    with pytest.raises(
+        DataError, match="this learner knows texts, and these are images: give it texts, or teach a new"
+    ):
+        taught["text"].partial_fit(files, ["a", "b"])
+    with pytest.raises(
+        DataError, match="this learner knows images, and these are texts: give it images, or teach a new"
+    ):
+        taught["image"].partial_fit(texts, ["a", "b"])
+    with pytest.warns(UserWarning, match="end in .png, like names of pictures, but are read as texts"):
+        taught["text"].predict(["a.png", "b.png"])
+
+
+def test_three_grey_pictures_are_told_from_one_in_colour(tiny: Any, taught: dict[str, bace.Learner]) -> None:
+    one = np.moveaxis(training_examples(tiny, "image", (0,))[0][0], -1, 0)  # channels first
+    for array in (one, torch.from_numpy(one)):
+        with pytest.warns(UserWarning, match=r"shape \(3, 8, 8\) is read as three grey pictures: put it in a list if"):
+            assert len(taught["image"].predict(array)) == 3
+        assert len(taught["image"].predict([array])) == 1
+
+
+def test_no_epochs_are_refused(tiny: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"train\.epochs is 0: the method would train nothing. Give at least 1, or leave"
+    ):
+        bace.Learner("er", backbone=tiny.vit, train={"epochs": 0}).fit(*training_examples(tiny, "image", (0, 1)))
+
+
+def test_load_opens_saved_learners_too(tiny: Any, tmp_path: Path) -> None:
+    own = learner(tiny, "text", "simplecil").partial_fit(["w1", "w2"], ["a", "b"])
+    own.save(tmp_path / "model")
+    again = bace.load(str(tmp_path / "model"))
+    assert again.predict(["w1", "w2"]) == own.predict(["w1", "w2"])
+    assert again.partial_fit(["w3"], ["c"]).classes_ == ["a", "b", "c"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"'.*empty' is neither a run folder nor a folder of runs"):
+        bace.load(str(tmp_path / "empty"))
 
 
 def test_a_probability_that_is_none_and_labels_that_are_missing_are_refused(tiny: Any) -> None:

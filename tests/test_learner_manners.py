@@ -138,6 +138,19 @@ def test_tables_of_texts_with_labels(tiny: Any, tmp_path: Any) -> None:
         np.testing.assert_allclose(other, scores[0], rtol=1e-6, atol=1e-6)
 
 
+def test_of_a_dict_of_splits_one_is_to_be_given(tiny: Any, fresh: bace.Learner) -> None:
+    import datasets
+
+    one = datasets.Dataset.from_dict({"text": ["w1", "w2"], "label": ["a", "b"]})
+    splits = datasets.DatasetDict({"train": one, "test": one})
+    own = bace.Learner("simplecil", backbone=tiny.bert).fit(splits["train"])
+    for ask in (own.predict, own.partial_fit, own.fit):
+        with pytest.raises(
+            DataError, match=r"DatasetDict has several splits \(train, test\): .* such as data\['train'\]"
+        ):
+            ask(splits)
+
+
 def test_a_dataset_names_its_integer_labels(tiny: Any) -> None:
     import datasets
     from PIL import Image

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from checks import shown_examples, training_examples
 from conftest import Tiny
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, ModelCard
 
 import bace
 from bace.errors import BaceError
@@ -58,11 +58,41 @@ def test_the_card_is_what_the_hub_reads(models: Any) -> None:
     assert labels["id2label"] == {"0": "ant", "1": "bee"}
 
 
+@pytest.mark.parametrize("modality", BACKBONES)
+def test_the_hub_reads_the_measured_scores_and_what_they_were_measured_on(
+    models: Any, tiny: Any, tmp_path: Path, modality: str
+) -> None:
+    learner = bace.Learner.load(models[modality][0])
+    learner.partial_fit(*training_examples(tiny, modality, (2,)))
+    learner.save(tmp_path / "m")
+    found = ModelCard.load(tmp_path / "m" / "README.md").data.eval_results
+    assert found is not None
+    first, second = learner.history_
+    measured = [(1, "training examples", first["new"]), (2, "training examples", second["new"])]
+    measured.insert(2, (2, "old examples in memory", second["old"]))
+    assert [result.metric_value for result in found] == [value for _, _, value in measured]
+    for result, (call, what, _) in zip(found, measured, strict=True):
+        assert result.metric_name.startswith(what)
+        assert f"call {call}" in result.metric_name
+        assert result.dataset_name == f"the user's own data of call {call}: no test set"
+        assert (result.task_type, result.dataset_split) == (f"{modality}-classification", "train")
+
+
+def test_a_trial_of_the_rate_is_not_taken_for_the_model(tiny: Any, tmp_path: Path) -> None:
+    learner = bace.Learner("er", backbone=tiny.vit, **{"train.epochs": 1, "train.batch_size": 8, "memory": 10})
+    learner.partial_fit(*training_examples(tiny, "image", (0, 1))).save(tmp_path / "m")
+    found = ModelCard.load(tmp_path / "m" / "README.md").data.eval_results
+    assert found is not None
+    assert found[-1].metric_name.endswith("recognised by a short trial of its learning rate, not by this model")
+    assert found[-1].metric_value in learner.history_[0]["rates"].values()
+
+
 def test_names_of_the_hub_are_the_base_model() -> None:
     from bace.learner.card import hub_id
 
     assert hub_id("google/vit-base-patch16-224") == "google/vit-base-patch16-224"
     assert hub_id("vit-tiny") == "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    assert hub_id("minilm") == "sentence-transformers/all-MiniLM-L6-v2"
     assert hub_id("owner/model") == "owner/model"
     assert hub_id("digits-vit") is hub_id("/some/folder") is None
 

@@ -507,7 +507,11 @@ def test_csv_of_picture_paths(tmp_path):
         ("text,label\na,x\nb,c,x\n", r"t\.csv, line 3: 3 fields under 2 column names.*double quotes"),
         ('text,label\na,x\n"b,x\n', r"t\.csv, line 3: .*quotes"),
         ("text,lable\na,x\n", "no column 'label'. Did you mean 'lable'"),
-        ("text,number\na,x\n", r"no column 'label'. Columns: text \(string\), number \(string\)"),
+        ("text,number\na,x\n", r"no column 'label'. Columns: text \(string\), number \(string\)\. Name"),
+        (
+            "good day,hello\nbye,end\n",
+            r"Columns: good day .* If its first line holds an example .* put a line of names",
+        ),
         ("text;label\na, b;x\n", r"t\.csv is separated by ';', not by commas.*'text;label'"),
         ("text\tlabel\na\tx\n", r"separated by '\\t'.*rename it to \.tsv"),
         ("text,label\n", "no rows"),

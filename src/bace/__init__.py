@@ -27,11 +27,14 @@ _HOMES = {
 
 
 def load(folder: str, *, trust: bool = False, force: bool = False) -> "Learner":
-    """The model of a finished run folder, ready to `predict`. `trust`: the folder may name a method that is not part of
-    bace, which is then imported. `force`: open the folder even if its run.json was changed after the run."""
-    from bace.learner import Learner
+    """The model in a folder, ready to `predict`: of a finished run, of a comparison (its best run) or of a saved
+    `Learner`. `trust`: the folder may name a method that is not part of bace, which is then imported. `force`: open a
+    run even if its run.json was changed afterwards."""
+    from pathlib import Path
 
-    return Learner.from_run(folder, trust=trust, force=force)
+    from bace.learner.opening import open_model
+
+    return open_model(Path(folder), trust=trust, force=force)
 
 
 def __getattr__(name: str) -> Any:

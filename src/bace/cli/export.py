@@ -25,7 +25,7 @@ def command(
         trust: allow a method of your own that MODEL names to be imported, which runs its code.
         force: export even if run.json was changed after the run.
     """
-    from bace.cli.predict import open_model
+    from bace.learner.opening import open_model
     from bace.serving.export import export
 
     export(open_model(model, trust=trust, force=force), out, format)

@@ -26,7 +26,7 @@ def command(model: Path, *, json: bool = False, trust: bool = False) -> None:
     elif model.is_dir() and (runs := list(run_folders(model))):
         found = {"kind": "comparison", "runs": [inspect_run(load_run(folder)) for folder in runs]}
     else:
-        from bace.cli.predict import open_model
+        from bace.learner.opening import open_model
 
         found = inspect_learner(open_model(model, trust=trust), model)
     if json:

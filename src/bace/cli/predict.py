@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bace.cli.console import in_line
-from bace.errors import CheckpointError, printable
-from bace.progress import tell
 
 if TYPE_CHECKING:
     from bace.learner import Learner
@@ -20,6 +18,7 @@ def command(
     files: list[Path],
     *,
     column: str | None = None,
+    reject: float | None = None,
     json: bool = False,
     trust: bool = False,
     force: bool = False,
@@ -33,47 +32,21 @@ def command(
         model: the folder of a run, of a comparison (its best run is used), or of a saved Learner.
         files: at least one file or folder. `-` reads texts, or the names of pictures, line by line from standard input.
         column: the column of a table that holds the examples. The default is the column that was learned from.
+        reject: for pictures and texts, a probability between 0 and 1. An example whose highest probability is lower
+            gets the class "unknown".
         json: print a JSON object per line; for entities it has words, tags and positions.
         trust: allow a method of your own that MODEL names to be imported, which runs its code.
         force: predict even if run.json was changed after the run.
     """
-    for row in predict_files(open_model(model, trust=trust, force=force), files, column):
+    from bace.learner.opening import open_model
+
+    for row in predict_files(open_model(model, trust=trust, force=force), files, column, reject):
         print(dumps(row) if json else "\t".join(map(in_line, row.values())))
 
 
-def open_model(folder: Path, *, trust: bool = False, force: bool = False) -> "Learner":
-    """The model in a folder that bace wrote: a run, a comparison or a saved learner."""
-    from bace.core.checkpoint import is_foreign
-    from bace.experiments.run_folder import is_begun, run_folders
-    from bace.learner import Learner
-
-    if is_begun(folder):
-        return Learner.from_run(folder, trust=trust, force=force)
-    if folder.is_dir() and (runs := list(run_folders(folder))):
-        return Learner.from_run(best_of(folder, runs), trust=trust, force=force)
-    try:
-        return Learner.load(folder, trust=trust)
-    except CheckpointError as error:
-        if folder.is_dir() and any(folder.iterdir()) and not is_foreign(folder):
-            raise
-        raise CheckpointError(f"{error}; and '{folder}' is neither a run folder nor a folder of runs") from error
-
-
-def best_of(folder: Path, runs: list[Path]) -> Path:
-    """The finished run with the highest A_last. A line says which one it is."""
-    from bace.experiments.run_folder import load_runs
-
-    scores = {run.folder: run.metrics.A_last for run in load_runs(runs) if run.metrics is not None}
-    if not scores:
-        raise CheckpointError(f"no run in '{folder}' is finished: continue one with `bace run --resume DIR`")
-    best = max(scores, key=lambda run: scores[run])
-    if len(scores) > 1:
-        said = f"of the {len(scores)} finished runs in {folder}, {best} has the highest A_last ({scores[best]:.2f})"
-        tell(printable(f"{said} and predicts"))
-    return best
-
-
-def predict_files(learner: "Learner", files: list[Path], column: str | None = None) -> Iterator[dict[str, Any]]:
+def predict_files(
+    learner: "Learner", files: list[Path], column: str | None = None, reject: float | None = None
+) -> Iterator[dict[str, Any]]:
     """A row per example, with its place in the files."""
     from bace.data.modalities import find_modality
     from bace.data.table import unlabelled
@@ -85,5 +58,5 @@ def predict_files(learner: "Learner", files: list[Path], column: str | None = No
     found = [example for file in files for example in unlabelled(file, modality, inputs, label)]
     for start in range(0, len(found), AT_ONCE):
         part = found[start : start + AT_ONCE]
-        for (where, _), row in zip(part, learner.describe([example for _, example in part]), strict=True):
+        for (where, _), row in zip(part, learner.describe([example for _, example in part], reject), strict=True):
             yield {"where": where, **row}

@@ -41,7 +41,7 @@ def command(
         trust: allow a method of your own that MODEL names to be imported, which runs its code.
         force: serve even if run.json was changed after the run.
     """
-    from bace.cli.predict import open_model
+    from bace.learner.opening import open_model
 
     try:
         from bace.serving.server import serve

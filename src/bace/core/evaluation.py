@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bace import ranks
+from bace.core.calibration import calibrate, finite
 from bace.core.method import Method
 from bace.core.stream import Stream, Task
 from bace.data.batch import NO_IDS
@@ -15,7 +16,9 @@ from bace.data.modality import Predicted
 from bace.randomness import generator
 
 LOW = 0.6  # the share of examples below which learning is said to have failed
+ENOUGH_STEPS = 200  # of the optimiser, for a task or a call
 ASKED = 100  # training examples that are asked for this
+STOCK = 300  # training examples of a task that probabilities are calibrated with, besides the memory
 CHANCE_DRAWS = 5  # random heads that are averaged for "chance" in forward transfer
 
 
@@ -81,30 +84,69 @@ def recognised(method: Method, examples: Tensor) -> float | None:
     return float((predicted == targets)[counted].double().mean()) if counted.any() else None
 
 
-def complaints(method: Method, task: Task, steps: int) -> Iterator[str]:
-    """Sentences that say that a task was hardly learned, or that remembered examples of old tasks were forgotten, and
-    what to do: low scores alone do not tell a hard task from a fault. `steps`: of an epoch, 0 without an optimiser."""
-    train, memory = method.training_settings, torch.unique(method.remembered())
+def stock(task: Task) -> Tensor:  # (examples,)
+    """Some of a task's training examples, the same every time."""
+    return task.train[torch.randperm(len(task.train), generator=generator(0, "stock"))[:STOCK]]
+
+
+def scores_of(method: Method, examples: Tensor) -> tuple[Tensor, Tensor]:  # (examples, known classes), (examples,)
+    """The scores of these examples, which the stream must allow to read and which show one class each, and the columns
+    of their classes. A forgotten class has no column: with a score of -inf no temperature could be fitted."""
+    stream, known = method.stream, torch.tensor(method.stream.known)
+    method.eval()
+    with ranks.alone():
+        parts, in_order = stream.bucketed(examples, method.training_settings.eval_batch_size)
+        scores = in_order(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts]))
+    return finite(scores[:, known]), torch.searchsorted(known, stream.targets[examples])
+
+
+def calibration(method: Method) -> dict[str, Any]:
+    """The temperature of the probabilities of a method that has learned all tasks, and the calibration error without
+    and with it, as a Learner has them after its last call: on examples of the last task and of the memory. It is empty
+    for sentences, and if predicting would take longer than learning."""
+    stream = method.stream
+    asked = torch.unique(torch.cat([stock(stream[-1]), method.remembered()]))
+    if not stream.modality.one_label or method.prediction_cost(len(asked)):
+        return {}
+    stream.begin(stream[-1], method.remembered())
+    return calibrate(*scores_of(method, asked))
+
+
+def known_shares(method: Method, task: Task) -> tuple[float | None, float | None]:
+    """The shares of a task's training examples and of old examples in memory that are recognised, as far as they are
+    measured."""
+    memory = torch.unique(method.remembered())
     shown, old = (
         ids[torch.randperm(len(ids), generator=generator(0, "asked"))[:ASKED]]
         for ids in (task.train, memory[~torch.isin(memory, task.train)])
     )
     if method.prediction_cost(len(shown) + len(old)):  # it would take longer than learning
-        return
-    remedy = f"raise train.epochs (now {train.epochs}) or train.lr (now {train.lr:g})"
+        return None, None
+    return recognised(method, shown), recognised(method, old)
+
+
+def complaints(what: str, new: float | None, old: float | None, method: Method, steps: int) -> Iterator[str]:
+    """Sentences that say that a task or call was hardly learned, or that remembered examples were forgotten, and what
+    to do: low scores alone do not tell a hard task from a fault.
+
+    what: the name of the task or call. new, old: the recognised shares of its training examples and of older ones in
+    memory. steps: of an epoch, 0 without an optimiser."""
+    train = method.training_settings
+    steps_and_rate = f"more steps (train.epochs, now {train.epochs}), another rate (train.lr, now {train.lr:g})"
+    remedy = f"give {steps_and_rate}, or more examples"
     if not steps:
-        remedy = "give more examples, another backbone, or a method that trains the encoder"
+        remedy = "give more examples, another backbone, or a method that trains the encoder (docs/which-method.md)"
     elif method.own_batch or method.cost.epochs:
         remedy = f"raise {method.title}'s own epochs or rate (bace run --method {method.title} --help)"
-    if (new := recognised(method, shown)) is not None and new < LOW:
-        yield f"task {task.index + 1} was hardly learned: it knows {new:.0%} of its training examples; {remedy}"
-    if (kept := recognised(method, old)) is not None and kept < LOW:
+    if new is not None and new < LOW:
+        yield f"{what} was hardly learned: {new:.0%} of its training examples are recognised; {remedy}"
+    if old is not None and old < LOW:
         yield (
-            f"after task {task.index + 1}, {kept:.0%} of the old examples in memory are recognised: a larger memory or "
-            f"another method may forget less; or {remedy}"
+            f"after {what}, {old:.0%} of the old examples in memory are recognised: a larger memory or another method "
+            f"may forget less; or {remedy}"
         )
-    if steps == 1 and not method.own_batch:
-        yield f"an epoch of task {task.index + 1} is one step: lower train.batch_size (now {train.batch_size})"
+    if steps == 1 and train.epochs < ENOUGH_STEPS and not method.own_batch:
+        yield f"an epoch of {what} is one step: lower train.batch_size (now {train.batch_size})"
 
 
 def score(stream: Stream, task: Task, rows: Tensor, predicted: Tensor, *, lenient: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from bace import ranks
 from bace.config.schema import Config
 from bace.core import metrics
 from bace.core.checkpoint import as_saved, fingerprints, method_state, take_state, understood
-from bace.core.evaluation import complaints, evaluate_seen, transfer
+from bace.core.evaluation import complaints, evaluate_seen, known_shares, transfer
 from bace.core.loss_log import LossLog
 from bace.core.method import Method
 from bace.core.optimiser import (
@@ -262,7 +262,8 @@ class Trainer:
         (heard,) = ranks.agree(int(self.tell is not silent))  # by some rank: then all of them predict
         if heard:
             self.tick()
-            for line in complaints(self.method, task, max(steps, default=0)):
+            shares = known_shares(self.method, task)
+            for line in complaints(f"task {task.index + 1}", *shares, self.method, max(steps, default=0)):
                 self.tell(line)
             self.clock = self.spent()
 

@@ -1,5 +1,6 @@
 """Pictures from files, PIL and arrays into one uint8 tensor, in memory or in a mapped file."""
 
+import errno
 import math
 import os
 import stat
@@ -200,9 +201,11 @@ def _decode(picture: Any, where: str, image_size: Size | None, channels: int) ->
                     raise ValueError(f"{opened.width} x {opened.height} pixels; {most}")
                 with _one_at_a_time if pixels > LARGE else nullcontext():
                     image = _plain(opened, channels)
-    except FileNotFoundError as error:
-        raise DataError(f"{where}: there is no picture '{picture}'. Check the path.") from error
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error on broken bytes
+        if isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
+            named = Path(str(picture)).suffix.lower() in IMAGE_SUFFIXES
+            what = "Check the path." if named else "Pictures are expected; texts need a model of texts."
+            raise DataError(f"{where}: there is no picture '{str(picture)[:200]}'. {what}") from error
         file = f" '{picture}'" if isinstance(picture, Path) and str(picture) not in where else ""
         why = f"it is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(f"{where}: the picture{file} cannot be decoded ({why}). Replace or remove it.") from error

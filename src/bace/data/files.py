@@ -46,6 +46,7 @@ class Raw:
     where: Callable[[int], str]  # the name of a row in error messages
     class_names: dict[str, list[str]]  # of the columns that carry them
     folder: Path | None  # paths of pictures are relative to it and may not leave it; None: no file names pictures
+    typed: bool = True  # False: every value is a text, because the file (CSV) knows no other type
 
 
 def in_memory(examples: Sequence[Any], column: str) -> Raw:
@@ -306,7 +307,8 @@ def _open_csv(path: Path) -> Raw:
         csv.field_size_limit(limit)
     if not records:
         raise DataError(f"{path} has no rows under its column names.")
-    return _from_records(path, records, lambda row: f"{path}, line {numbers[row]}", path.parent)
+    raw = _from_records(path, records, lambda row: f"{path}, line {numbers[row]}", path.parent)
+    return replace(raw, typed=False)
 
 
 def _open_jsonl(path: Path) -> Raw:

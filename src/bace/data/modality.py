@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ class Table:
     names:  class names in the source's order (sorted if it has none; whole numbers by value). For tokens the entity
             types, without B-, I- and O. A name may have no example here.
     mirror: whether a mirrored picture still shows its class; letters and digits do not.
+    given:  the type of the labels in the source: "strings"; whole "numbers"; or "digits", which a file without types
+            (CSV) has and which read as whole numbers. As there are leading zeros in codes, 07 is no such number.
     """
 
     modality: "Modality"
@@ -42,6 +44,7 @@ class Table:
     labels: Labels
     names: list[str]
     mirror: bool = True
+    given: Literal["strings", "numbers", "digits"] = "strings"
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels):
@@ -160,7 +163,10 @@ class Modality:
 
     def from_array(self, array: Any, options: PictureOptions) -> Tensor:
         """The inputs of a table, from an array or a tensor."""
-        raise DataError(f"an array of shape {tuple(array.shape)} holds pictures, not {self.name}s.")
+        raise DataError(
+            f"an array of shape {tuple(array.shape)} holds pictures, and {self.plural} are expected: give a list of "
+            f"{self.plural}, or choose a model of pictures."
+        )
 
     def labels(
         self, values: Sequence[Any], names: list[str] | None, where: Callable[[int], str]
@@ -311,6 +317,7 @@ def listed(examples: Any) -> list[Any]:
     """The examples of a list, of a column or of another collection. A list() of anything else would be of something
     else: of letters, of keys, of names of columns."""
     kind = type(examples).__name__
+    check_not_splits(examples)
     if hasattr(examples, "columns") or hasattr(examples, "column_names"):
         raise DataError(f"a {kind} is a table, not a list of examples: give one of its columns, such as table['text'].")
     if isinstance(examples, str | bytes | Path | dict):
@@ -318,6 +325,13 @@ def listed(examples: Any) -> list[Any]:
     if not isinstance(examples, Iterable):
         raise DataError(f"the examples are {examples!r:.80}: give a list of examples.")
     return list(examples)
+
+
+def check_not_splits(data: Any) -> None:
+    """Refuse a `datasets.DatasetDict`, which is a dict of tables."""
+    if isinstance(data, dict) and data and all(hasattr(table, "column_names") for table in data.values()):
+        first, kind = next(iter(data)), type(data).__name__
+        raise DataError(f"a {kind} has several splits ({', '.join(data)}): give one of them, such as data['{first}'].")
 
 
 def class_name(value: Any, names: list[str] | None, where: str) -> str:
@@ -340,6 +354,19 @@ def class_name(value: Any, names: list[str] | None, where: str) -> str:
     if name.isdecimal():
         return class_name(int(name), names, where)
     raise DataError(f"{where}: label '{name}' is none of the given class names.{closest_name(name, names)}")
+
+
+def type_of(labels: Sequence[Any], *, typed: bool) -> Literal["strings", "numbers", "digits"]:
+    """The `given` of a table with these raw labels, which have no other names."""
+    if all(isinstance(label, int | np.integer) for label in labels):
+        return "numbers"
+    digits = not typed and all(isinstance(label, str) and is_whole(label.strip()) for label in labels)
+    return "digits" if digits else "strings"
+
+
+def is_whole(name: str) -> bool:
+    """Whether a name is a whole number as Python writes it."""
+    return re.fullmatch("0|-?[1-9][0-9]*", name) is not None
 
 
 def in_order(names: Iterable[str]) -> list[str]:

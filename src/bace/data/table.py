@@ -18,7 +18,7 @@ from torch import Tensor
 from bace.data.decode import IMAGE_SUFFIXES, PictureOptions, check_options
 from bace.data.files import TABLE_SUFFIXES, Raw, files_in, in_memory, in_records, open_source, open_table, some
 from bace.data.modalities import MODALITIES, find_modality
-from bace.data.modality import InMemory, Labels, Modality, Table, listed
+from bace.data.modality import InMemory, Labels, Modality, Table, check_not_splits, listed, type_of
 from bace.errors import ConfigError, DataError
 
 
@@ -68,6 +68,7 @@ def from_records(
 ) -> Table:
     """A table from rows and columns in memory: a `datasets.Dataset`, a pandas DataFrame, or a list of dicts."""
     check_options(pictures)
+    check_not_splits(rows)
     if not isinstance(rows, Iterable):
         raise DataError(f"the data are {rows!r:.80}: give examples and labels, or a folder, file or table with both.")
     records = rows.to_dict("records") if hasattr(rows, "to_dict") and hasattr(rows, "iloc") else list(rows)
@@ -102,13 +103,14 @@ def _table_of(
     found, columns, label_column = _choose_columns(raw, asked, input_column, label_column)
     values = [value for (value,) in raw.values([label_column], range(raw.count))]
     names = list(label_names) if label_names is not None else raw.class_names.get(label_column)
+    given = "strings" if names is not None else type_of(values, typed=raw.typed)
     labels, names = found.labels(values, names, raw.where)
 
     def table_of(rows: Sequence[int]) -> Table:
         own = cast(Labels, [labels[i] for i in rows])
         inputs = found.read(raw, columns, rows, pictures)
         found.check_labels(inputs, own, lambda i: raw.where(rows[i]))
-        return Table(found, inputs, own, names)
+        return Table(found, inputs, own, names, given=given)
 
     rows = first_of_each([found.shows(label) for label in labels], limit_per_class)
     if not rows:
@@ -179,7 +181,7 @@ def from_arrays(
     if empty := found.empty(values):
         count = f"{len(empty)} of {len(values)} {found.plural} are empty"
         raise DataError(f"{where(empty[0])}: there are no words in it. {count}: remove them.")
-    return Table(found, values, made, names)
+    return Table(found, values, made, names, given="strings" if label_names is not None else type_of(raw, typed=True))
 
 
 def as_labels(labels: Any) -> list[Any]:
@@ -217,6 +219,12 @@ def as_inputs(
     if array.shape[:1] == (0,) if array is not None else not items:
         raise DataError(f"there are no examples: the {'list' if array is None else 'array'} is empty.")
     found = asked or _recognised(items if array is None else array, encoder)
+    if items and not found.picture_input and MODALITIES["image"].recognises(items):
+        warnings.warn(
+            f"these strings end in {Path(items[0]).suffix}, like names of pictures, but are read as {found.plural}: "
+            "pictures need a model of pictures",
+            stacklevel=4,
+        )
     if array is not None:
         return found, found.from_array(array, pictures)
     column = found.input_names[0]
@@ -259,7 +267,7 @@ def unlabelled(
         wanted = f"'{asked[0]}'" if asked else f"of {modality.plural}"
         raise DataError(
             f"{source} has no column {wanted}, or none that holds {modality.plural}: name one with --column. "
-            f"Columns: {_columns_in_words(raw)}."
+            f"{_columns_in_words(raw)}"
         )
     return modality.from_rows(raw, columns)
 
@@ -311,12 +319,12 @@ def _choose_columns(
         raise DataError(
             f"{raw.source} holds {fitting[0].plural}, not {asked.plural}: give it to a model of {fitting[0].plural} "
             f"(`bace run --benchmark {fitting[0].own_data}`), or name the columns with benchmark.input_column and "
-            f"benchmark.label_column. Columns: {columns}."
+            f"benchmark.label_column. {columns}"
         )
     raise DataError(
         f"{raw.source} has no column of {f'{asked.name} inputs' if asked else 'pictures, sentences or texts'} "
         "with labels to go with it. Name them with benchmark.input_column and benchmark.label_column. "
-        f"Columns: {columns}."
+        f"{columns}"
     )
 
 
@@ -337,11 +345,16 @@ def _no_column(raw: Raw, name: str) -> str:
     """The error for a missing column. It suggests a column only if the name looks misspelt."""
     close = difflib.get_close_matches(name, raw.columns, n=1, cutoff=0.75)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    return f"{raw.source} has no column '{name}'.{hint} Columns: {_columns_in_words(raw)}."
+    return f"{raw.source} has no column '{name}'.{hint} {_columns_in_words(raw)}"
 
 
 def _columns_in_words(raw: Raw) -> str:
-    return ", ".join(f"{name} ({kind})" for name, kind in raw.columns.items())
+    """The columns there are; and a hint, if none of a CSV file's has a name that we know."""
+    found = f"Columns: {', '.join(f'{name} ({kind})' for name, kind in raw.columns.items())}."
+    known = {name for modality in MODALITIES.values() for name in (*modality.input_names, *modality.label_names)}
+    if raw.typed or known & {name.lower() for name in raw.columns}:
+        return found
+    return f"{found} If its first line holds an example and not the names of the columns, put a line of names above it."
 
 
 def _fits(modality: Modality, raw: Raw) -> bool:

@@ -1,7 +1,7 @@
 """Choose the training settings that the user of a Learner leaves unset, from only the data of a call and the memory.
 
 - **Batches** are as large as possible with BATCHES steps per epoch. The number of **epochs** is raised until there are
-  STEPS steps.
+  ENOUGH_STEPS steps.
 - **Views** of pictures are random only if the encoder still recognises the pictures. A digit of 8 x 8 pixels that is
   mirrored, or moved by a pixel, may become another digit, but a photograph shows the same thing.
 - The **learning rate** is searched. A copy of the method learns a part of the data for a few steps. The rate goes up or
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bace.config.schema import Config
-from bace.core.evaluation import recognised
+from bace.core.evaluation import ENOUGH_STEPS, recognised
 from bace.core.method import Method
 from bace.core.stage import Stage
 from bace.core.stream import Stream
@@ -31,7 +31,6 @@ from bace.models.encoder import Encoder
 from bace.models.model import read_rows
 from bace.randomness import derive, generator
 
-STEPS = 200  # minimum number of optimiser steps of a call
 BATCHES = 8  # steps of an epoch, as long as batches do not become smaller than SMALLEST
 SMALLEST = 16  # examples of a batch
 COMPARED, RECOGNISED = 256, 0.5  # pictures whose views are compared; the share of them that must be recognised
@@ -82,8 +81,8 @@ def choose_batch_size(examples: int, most: int) -> int:
 
 
 def choose_epochs(steps: int, least: int) -> int:
-    """The number of epochs of `steps` steps that gives STEPS steps, and at least `least`."""
-    return max(least, -(-STEPS // max(steps, 1)))
+    """The number of epochs of `steps` steps that gives ENOUGH_STEPS steps, and at least `least`."""
+    return max(least, -(-ENOUGH_STEPS // max(steps, 1)))
 
 
 def steps_of_epoch(method: Method, batch_size: int, examples: int) -> int:

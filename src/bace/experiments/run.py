@@ -23,6 +23,7 @@ from bace import ranks
 from bace.config.parse import config_from, import_named_method
 from bace.config.schema import Config
 from bace.core import checkpoint, metrics
+from bace.core.evaluation import calibration
 from bace.core.method import Method
 from bace.core.resources import bytes_needed, check_resources, forget_peak, peak_bytes
 from bace.core.stream import Stream
@@ -216,6 +217,7 @@ def _finish(trainer: Trainer, folder: Path | None) -> Result:
     trainer.tick()
     studies = trainer.findings()
     numbers = summary(results, trainer.stream, trainer.config)
+    numbers = dataclasses.replace(numbers, **calibration(trainer.method))
     if folder is not None and is_first():
         run_folder.write_results(folder, results.matrix, numbers, studies)
     ranks.wait()

@@ -122,6 +122,8 @@ class Metrics:
     kept: Sequence[int] | None = None  # (tasks,) bytes that the method held after each
     licences: Sequence[str] = ()  # data that was read besides the task's own examples and the memory
     score: str = ""  # the measure: "accuracy", "seqeval macro F1"; "" if the run does not say
+    temperature: float | None = None  # of the last model's probabilities; fitted without test examples
+    ece: tuple[float, float] | None = None  # expected calibration error without and with it, on the same examples
     # fields that metrics.json leaves out if the run does not have them:
     evaluated: Sequence[int] | None = None  # (tasks,) test examples of each, if not all were evaluated
     scorers: dict[str, Any] | None = None  # measures by the method's other rules of prediction
@@ -134,6 +136,8 @@ class Metrics:
     def __post_init__(self) -> None:
         if self.entities and len(self.entities) != len(self.A):
             raise ValueError(f"'entities' must be {len(self.A)} objects with the scores of a task each")
+        if self.temperature is not None and not 0 < self.temperature < math.inf:
+            raise ValueError(f"'temperature' is {self.temperature}, not a positive number")
 
     @property
     def kept_mb(self) -> float | None:
@@ -339,8 +343,8 @@ def read_checkpoint(
     return found
 
 
-def read_model(folder: Path, *, force: bool) -> tuple[Description, dict[str, Any]]:
-    """The description of a finished run, and the state of its method."""
+def read_model(folder: Path, *, force: bool) -> tuple[Description, dict[str, Any], float | None]:
+    """The description of a finished run, the state of its method, and the temperature of its probabilities."""
     described = read_description(folder)
     found = read_checkpoint(folder, described, force=force)
     if found is None or not is_finished(folder):
@@ -353,7 +357,8 @@ def read_model(folder: Path, *, force: bool) -> tuple[Description, dict[str, Any
             f"the last checkpoint of the run in '{folder}' is damaged, and the one before it does not hold the "
             "finished model: run it again"
         )
-    return described, values
+    metrics: Metrics = _Files(folder).object(METRICS, lambda found: typed(found, Metrics, METRICS))
+    return described, values, metrics.temperature
 
 
 # -- reading runs to compare them

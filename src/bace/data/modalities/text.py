@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from bace.data.batch import NO_IDS, View, moved
@@ -66,7 +67,9 @@ class Text(Modality):
 def _text(values: Sequence[Any], columns: Sequence[str], where: str) -> str:
     for value, column in zip(values, columns, strict=True):
         if not isinstance(value, str):
-            raise DataError(f"{where}: '{column}' is {value!r}. Expected a string.")
+            picture = isinstance(value, Path | Image) or getattr(value, "ndim", 0) > 1
+            hint = " Pictures need a model of pictures." if picture else ""
+            raise DataError(f"{where}: '{column}' is {value!r:.80}. Expected a string.{hint}")
     text = " ".join(filter(None, map(str.strip, values))) if len(values) > 1 else cast(str, values[0])
     return valid(text, where)
 
