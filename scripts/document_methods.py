@@ -93,7 +93,8 @@ def document() -> str:
             table(COLUMNS, [described(method) for method in METHODS]),
             "## How each method is verified\n",
             "In addition to these formula tests, every method passes the conformance suite (`tests/checks.py`) on\n"
-            "each of its modalities, and its scores on the embedded digits stay in a sanity band (`tests/golden/`).\n",
+            "each of its modalities, and its scores stay in a sanity band (`tests/golden/`): on the embedded digits,\n"
+            "or, if it does not take images, on generated texts or sentences.\n",
             table(("method", "what the tests check", "formula tests"), [verified(method) for method in METHODS]),
         ]
     )

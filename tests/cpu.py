@@ -28,7 +28,8 @@ PARTS: dict[str, list[Path | str]] = {
 def environment(instructions: str, threads: int) -> dict[str, str]:
     lowered = INSTRUCTION_SETS.get(instructions, {})
     if threads > 1:
-        lowered = {name: value for name, value in lowered.items() if name == "ATEN_CPU_CAPABILITY"}
+        kept = ("ATEN_CPU_CAPABILITY", "BACE_ONEDNN")
+        lowered = {name: value for name, value in lowered.items() if name in kept}
     # threads that wait asleep let as many processes run as there are cores; spinning ones would slow each other down
     waiting = {"OMP_WAIT_POLICY": "passive"} if threads > 1 else {}
     return {"OMP_NUM_THREADS": str(threads), "BACE_TEST_THREADS": str(threads), **waiting, **lowered}
