@@ -57,6 +57,8 @@ CASES = [
     *((method.title, modality) for method in METHODS for modality in sorted(modalities_of(method.title))),
     ({"name": "BaCE", "neighbour_scores": "exact", "bias_correction": True}, "image"),
     ({"name": "BaCE", "neighbor_grad": True}, "image"),
+    ({"name": "HAL", "ring": "class"}, "image"),
+    ({"name": "SLDA", "forgettable": True}, "image"),
 ]
 
 
