@@ -729,6 +729,15 @@ def test_predict_reads_texts_line_by_line(
     assert [row["class"] for row in rows] == bace.load(str(runs["text"])).predict(["w1 w2 w3", "w41 w42"])
 
 
+def test_predict_says_where_a_text_goes_that_is_no_file(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(runs["text"]), "where is my parcel"]) == 2
+    assert "there is no file 'where is my parcel': check the path; `-` in its place reads" in capsys.readouterr().err
+    assert main(["predict", "nowhere", "a.png"]) == 2
+    assert "there is no folder 'nowhere': check the path" in capsys.readouterr().err
+
+
 def test_predict_tags_every_word_of_each_line(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

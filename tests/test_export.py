@@ -1,6 +1,7 @@
 """A model that was exported to one file gives the learner's scores without bace."""
 
 import json
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,16 @@ def test_the_command_writes_the_model_of_a_run(tiny: Any, tmp_path: Path, capsys
     files = {"bace.json": ""}
     torch.export.load(tmp_path / "model.pt2", extra_files=files)
     assert json.loads(files["bace.json"])["classes"] == list(tiny.classes)
+
+
+def test_an_export_does_not_pass_on_the_chatter_of_other_packages(tiny: Any, tmp_path: Path, caplog: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    learner = taught(tiny, "SLDA", "text")
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", FutureWarning)
+        export(learner, tmp_path / "model.onnx")
+    assert [str(warning.message) for warning in heard if warning.category is FutureWarning] == []
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 def test_a_method_that_adapts_to_each_example_is_refused(tiny: Any, tmp_path: Path) -> None:

@@ -551,6 +551,8 @@ def test_load_opens_saved_learners_too(tiny: Any, tmp_path: Path) -> None:
     assert again.predict(["w1", "w2"]) == own.predict(["w1", "w2"])
     assert again.partial_fit(["w3"], ["c"]).classes_ == ["a", "b", "c"]
     (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"there is no folder '.*nowhere': check the path"):
+        bace.load(str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match=r"'.*empty' is neither a run folder nor a folder of runs"):
         bace.load(str(tmp_path / "empty"))
 

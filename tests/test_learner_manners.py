@@ -138,6 +138,18 @@ def test_tables_of_texts_with_labels(tiny: Any, tmp_path: Any) -> None:
         np.testing.assert_allclose(other, scores[0], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("modality", ["image", "text", "token"])
+def test_data_with_labels_are_scored_as_they_are_learned(tiny: Any, modality: str) -> None:
+    """A folder, a CSV and a CoNLL file."""
+    backbone = tiny.vit if modality == "image" else tiny.bert
+    own = bace.Learner("simplecil", backbone=backbone).partial_fit(*training_examples(tiny, modality, range(5)))
+    x, y = training_examples(tiny, modality, range(5))
+    folder = {"image": "pictures", "text": "texts", "token": "sentences"}[modality]
+    assert own.score(tiny.folder / folder) == own.score(x, y)
+    with pytest.raises(DataError, match="give the labels as the second argument"):
+        own.score(list(x))
+
+
 def test_of_a_dict_of_splits_one_is_to_be_given(tiny: Any, fresh: bace.Learner) -> None:
     import datasets
 

@@ -255,9 +255,10 @@ def channels_last(array: npt.NDArray[Any] | Tensor) -> Tensor:  # (examples, hei
         array, layouts = array[..., None], [-1]
     axes = [axis for axis in layouts if array.ndim == 4 and array.shape[axis] in (1, 3, 4)]
     if not axes or 0 in given[1:]:
+        flat = " Put one picture in a list; reshape rows of pixels." if len(given) == 2 else ""
         raise DataError(
             f"pictures of shape {given}: expected (examples, height, width), (examples, height, width, channels) or "
-            "(examples, channels, height, width), with 1, 3 or 4 channels."
+            f"(examples, channels, height, width), with 1, 3 or 4 channels.{flat}"
         )
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "uif":
@@ -279,9 +280,10 @@ def as_uint8(pixels: Tensor) -> Tensor:
     low, high = float(pixels.min()), float(pixels.max())
     top = 1.0 if pixels.is_floating_point() else 255.0
     if not (math.isfinite(low) and low >= 0 and high <= top):
+        scale = f" Divide them by {high:g}." if low >= 0 and top < high < math.inf and top == 1 else ""
         raise DataError(
             f"pixels of type {str(pixels.dtype).removeprefix('torch.')} from {low:g} to {high:g}: "
-            "expected integers in 0..255 or floats in 0..1."
+            f"expected integers in 0..255 or floats in 0..1.{scale}"
         )
     return (pixels * 255).round().to(torch.uint8) if top == 1 else pixels.to(torch.uint8)
 

@@ -255,7 +255,8 @@ def unlabelled(
             raise DataError(f"'{source}' holds {held}, and this model takes {modality.plural}: name another folder")
         return [found for file in files for found in unlabelled(file, modality, input_column, label_column)]
     if not source.is_file():
-        raise DataError(f"there is no file '{source}': check the path")
+        piped = "" if modality.picture_input else "; `-` in its place reads lines from standard input"
+        raise DataError(f"there is no file '{source}': check the path{piped}")
     raw = open_table(source)
     if raw is None:
         return modality.from_files([source])

@@ -247,9 +247,13 @@ class Learner(ModelHubMixin):
         assert isinstance(scores, Tensor)
         return scores.numpy()
 
-    def score(self, x: Any, y: Sequence[Any]) -> float:
-        """The share of examples (for sentences, of words) whose class is predicted correctly."""
+    def score(self, x: Any, y: Sequence[Any] | None = None) -> float:
+        """The share of examples (for sentences, of words) whose class is predicted correctly. Without `y`, data that
+        have labels, as in `partial_fit`."""
         tagged = not self._taught().one_label
+        if y is None:
+            table = self._table(x, None)
+            x, y = table.inputs, table.labels
         x = listed(x) if tagged else x
         if tagged and any(isinstance(sentence, str) for sentence in x):
             raise DataError("each word has a tag: to score sentences, give them as lists of words, not as strings")

@@ -11,6 +11,8 @@ from bace.progress import tell
 
 def open_model(folder: Path, *, trust: bool = False, force: bool = False) -> Learner:
     """The model of a run, of the best run of a comparison, or of a saved learner."""
+    if not folder.exists():
+        raise CheckpointError(f"there is no folder '{folder}': check the path")
     if is_begun(folder):
         return Learner.from_run(folder, trust=trust, force=force)
     if folder.is_dir() and (runs := list(run_folders(folder))):

@@ -7,6 +7,7 @@ the tokenizer, under the name `tokenizer.json`.
 
 import json
 import logging
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -127,8 +128,11 @@ def write_onnx(
         import onnxscript  # noqa: F401 (torch needs it)
     except ImportError as error:
         raise ConfigError("ONNX needs more packages: pip install 'bace-cil[export]'") from error
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # operators of torchvision, which we do not use
-    written = torch.onnx.export(program, dynamo=True, verbose=False)
+    for name in ("torch.onnx", "onnxscript", "onnx_ir"):  # operators of torchvision, constants that stay: no matter
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # about torch's own code
+        written = torch.onnx.export(program, dynamo=True, verbose=False)
     assert written is not None
     written.model.metadata_props.update(noted)
     written.save(str(path))
