@@ -7,18 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from checks import short, training_examples
 
 import bace
 from bace.config.parse import config_from
 from bace.core.calibration import calibration_error, fit_temperature
 from bace.core.evaluation import ENOUGH_STEPS
+from bace.data.batch import Batch
 from bace.data.digits import load_digits
 from bace.data.modalities.image import IMAGE, Images
 from bace.data.modality import Table
 from bace.experiments import choose
 from bace.experiments.assemble import load_backbone
 from bace.methods import METHODS
+from bace.methods.seq import SEQ
 
 
 def digits(classes: Any, count: int, *, test: bool = False) -> tuple[np.ndarray, list[int]]:
@@ -146,6 +149,26 @@ def test_a_call_that_taught_nothing_is_warned_of(tiny: Any) -> None:
         learner.partial_fit(*training_examples(tiny, "image", (0, 1, 2, 3)))
     assert learner.history_[0]["new"] < 0.6
     assert learner.history_[0]["old"] is None
+
+
+class Alarmist(SEQ):
+    """Takes every word for an entity of its newest type."""
+
+    title = "Alarmist"
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> torch.Tensor:
+        scores = super().predict(batch)
+        return F.one_hot(scores.new_full((len(scores),), self.now.known or 1, dtype=torch.int64), scores.shape[1])
+
+
+def test_false_alarms_in_sentences_count_as_not_learned(tiny: Any) -> None:
+    settings = {"backbone": tiny.bert, "train.lr": 0.0, "train.epochs": 1, "train.batch_size": 8}
+    learner = bace.Learner(f"{__name__}.Alarmist", **settings)
+    x = ["Ada met Bob at home".split(), "Eve sleeps here and there".split()]
+    y = [["B-p", "O", "B-p", "O", "O"], ["B-p", "O", "O", "O", "O"]]
+    with pytest.warns(UserWarning, match="this call was hardly learned"):
+        learner.partial_fit(x, y)
+    assert learner.history_[0]["new"] == pytest.approx(2 * 3 / (3 + 10))  # all 3 are found, among 10 words
 
 
 def test_forgetting_is_warned_of_with_a_remedy(tiny: Any) -> None:

@@ -73,15 +73,20 @@ def predict(
 
 
 def recognised(method: Method, examples: Tensor) -> float | None:
-    """The share of these examples' rows, which the stream must allow to read, that the method recognises among all
-    classes seen; words labelled O do not count. None if there is no such row."""
+    """The share of these examples, which the stream must allow to read, that the method recognises among all classes
+    seen. For sentences, it is the F1 over words of the types that they show: misses and false alarms both count, and
+    other types, which may hide among the words labelled O, do not. None if there is nothing to recognise."""
     stream = method.stream
     if not len(examples):
         return None
     rows, by_scorer = predict(method, examples)
     predicted, targets = by_scorer[None], stream.targets[rows]
-    counted = torch.ones_like(targets, dtype=torch.bool) if stream.background is None else targets != stream.background
-    return float((predicted == targets)[counted].double().mean()) if counted.any() else None
+    if stream.background is None:
+        return float((predicted == targets).double().mean())
+    shown = targets[targets != stream.background].unique()
+    labelled, found = torch.isin(targets, shown), torch.isin(predicted, shown)
+    right = labelled & (predicted == targets)
+    return float(2 * right.sum() / (labelled.sum() + found.sum())) if labelled.any() else None
 
 
 def stock(task: Task) -> Tensor:  # (examples,)
