@@ -164,7 +164,7 @@ class Alarmist(SEQ):
 def test_false_alarms_in_sentences_count_as_not_learned(tiny: Any) -> None:
     settings = {"backbone": tiny.bert, "train.lr": 0.0, "train.epochs": 1, "train.batch_size": 8}
     learner = bace.Learner(f"{__name__}.Alarmist", **settings)
-    x = ["Ada met Bob at home".split(), "Eve sleeps here and there".split()]
+    x = [["Ada", "met", "Bob", "at", "home"], ["Eve", "sleeps", "here", "and", "there"]]
     y = [["B-p", "O", "B-p", "O", "O"], ["B-p", "O", "O", "O", "O"]]
     with pytest.warns(UserWarning, match="this call was hardly learned"):
         learner.partial_fit(x, y)
