@@ -1,11 +1,15 @@
 """The experiments behind explanations in docs/results.md.
 
-    BACE_DATA=DATA BACE_MODELS=MODELS python benchmarks/explanations.py acil|seqstar|ridge|rows
+    BACE_DATA=DATA BACE_MODELS=MODELS python benchmarks/explanations.py acil|fecam|seqstar|ridge|rows
 
-The first three are outside of the training loop, on features of the pre-trained encoders.
+All but the last are outside of the training loop, on features of the pre-trained encoders.
 
 acil: ridge regression on random features of desk CIFAR-100, after each of ten tasks, for several numbers of features
 and ridges. With a small ridge, accuracy dips where there are as many images as features.
+
+fecam: nearest means and FeCAM's distances on desk CIFAR-100 and topics-desk, with as many examples of each class as the
+desk settings have and with four or five times as many, for several shrinkages, with one covariance for all classes, and
+with signed roots of the features.
 
 seqstar: a cosine head on topics-desk whose rows are learned task by task on new texts alone, with the features as they
 are and with the mean feature of the first task subtracted.
@@ -34,6 +38,7 @@ from bace.core.evaluation import score
 from bace.core.stream import Task
 from bace.experiments.assemble import assemble
 from bace.methods.codaprompt import CODAPrompt
+from bace.methods.fecam import correlations, shrunk
 
 Part = list[tuple[Tensor, Tensor]]  # of each task: (examples, width) features, (examples,) classes
 
@@ -54,11 +59,15 @@ def accuracy(scores: Any, asked: Part) -> float:
     return 100 * sum(float((scores(x).argmax(1) == y).float().mean()) for x, y in asked) / len(asked)
 
 
-def acil() -> None:
+def desk_cifar(train: int, test: int) -> dict[str, Any]:
+    """With this many training and test images per class."""
     cifar = {"benchmark.path": str(Path(os.environ["BACE_DATA"]) / "cifar100"), "benchmark.tasks": 10}
-    few = {"benchmark.train_per_class": 40, "benchmark.test_per_class": 20, "benchmark.augment": False}
-    backbone = {"backbone": "vit-tiny", "backbone.image_size": 112}
-    train, test = features({"benchmark": "my-images", **cifar, **few, **backbone})
+    counts = {"benchmark.train_per_class": train, "benchmark.test_per_class": test, "benchmark.augment": False}
+    return {"benchmark": "my-images", **cifar, **counts, "backbone": "vit-tiny", "backbone.image_size": 112}
+
+
+def acil() -> None:
+    train, test = features(desk_cifar(40, 20))
     train, test = ([(x.double(), y) for x, y in part] for part in (train, test))
     print(f"mean norm of the features: {train[0][0].norm(dim=1).mean():.1f}")
     for count in (1000, 2000, 3000):
@@ -74,6 +83,53 @@ def acil() -> None:
                 row.append(f"{accuracy(lambda x, B=B, W=W: torch.relu(x @ B) @ W, test[: t + 1]):.1f}")
         for ridge, row in found.items():
             print(f"{count} features, ridge {ridge:g}, after 400, 800, ... images: {' '.join(row)}", flush=True)
+
+
+def fecam() -> None:
+    topics = {"benchmark": "topics-desk", "benchmark.train_per_class": 400, "benchmark.test_per_class": 50}
+    for name, settings, few, many in (("CIFAR-100", desk_cifar(200, 50), 40, 200), ("topics", topics, 100, 400)):
+        train, test = ([(x.double(), y) for x, y in part] for part in features(settings))
+        classes = [x[y == c] for x, y in train for c in y.unique()]
+        print(f"{name}: {100 * (classes[0] < 0).double().mean():.0f} % of the first class's features are negative")
+        for count in (few, many):
+            for said, found in distances(classes, test, count, many).items():
+                print(f"{name}, {count} of each class, {said}: {found:.1f}", flush=True)
+
+
+def distances(classes: list[Tensor], test: Part, count: int, many: int) -> dict[str, float]:
+    """Accuracies by class means and by Mahalanobis distances, which are made from the first `count` of each class."""
+
+    def asked(x: Tensor, means: Tensor, metrics: list[Tensor]) -> Tensor:  # (rows, classes)
+        gaps = [F.normalize(x, dim=1) - mean for mean in means]
+        return torch.stack([-((gap @ metric) * gap).sum(1) for gap, metric in zip(gaps, metrics, strict=True)], 1)
+
+    unit = [F.normalize(x[:count], dim=1) for x in classes]
+    means, raw = torch.stack([x.mean(0) for x in unit]), torch.stack([x[:count].mean(0) for x in classes])
+    own, common = [torch.cov(x.T) for x in unit], torch.stack([torch.cov(x.T) for x in unit]).mean(0)
+    better = [torch.cov(F.normalize(x[:many], dim=1).T) for x in classes]
+    found = {
+        "cosine with means (SimpleCIL)": accuracy(lambda x: F.normalize(x, dim=1) @ F.normalize(raw, dim=1).T, test),
+        "nearest mean of unit features": accuracy(lambda x: -torch.cdist(F.normalize(x, dim=1), means), test),
+    }
+    variants = {
+        f"FeCAM, alpha1={alpha:g}": [correlations(shrunk(S, alpha, 0)) for S in own] for alpha in (0.1, 1, 3, 10)
+    }
+    variants["without normalisation to correlations"] = [shrunk(S, 1, 0) for S in own]
+    variants["common=true"] = [correlations(shrunk(common, 1, 0))] * len(classes)
+    variants[f"covariances of {many} of each class"] = [correlations(shrunk(S, 1, 0)) for S in better]
+    for said, matrices in variants.items():
+        metrics = [torch.linalg.inv(S) for S in matrices]
+        found[said] = accuracy(lambda x, metrics=metrics: asked(x, means, metrics), test)
+    rooted = [F.normalize(root(x[:count]), dim=1) for x in classes]
+    metrics = [torch.linalg.inv(correlations(shrunk(torch.cov(x.T), 1, 0))) for x in rooted]
+    centres = torch.stack([x.mean(0) for x in rooted])
+    found["FeCAM on signed roots"] = accuracy(lambda x: asked(root(x), centres, metrics), test)
+    return found
+
+
+def root(x: Tensor) -> Tensor:
+    """Tukey's transform with the power 1/2, of numbers that may be negative."""
+    return x.sign() * x.abs().sqrt()
 
 
 def seqstar() -> None:
@@ -188,7 +244,7 @@ def predicted(method: Any, task: Task, among: set[Any] | None) -> Tensor:  # (ro
     return scores.argmax(1)
 
 
-EXPERIMENTS = {"acil": acil, "seqstar": seqstar, "ridge": ridge, "rows": rows}
+EXPERIMENTS = {"acil": acil, "fecam": fecam, "seqstar": seqstar, "ridge": ridge, "rows": rows}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
