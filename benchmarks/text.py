@@ -125,7 +125,8 @@ def prediction(examples: int, repeat: int) -> dict[str, float]:
     length."""
     texts = some_texts(examples)
     settings = {"backbone": "minilm", "memory": 0, "train.eval_batch_size": EVAL_BATCH, "train.threads": 1}
-    learner = Learner("seq", **settings, **{"train.epochs": 0}).partial_fit(texts[:CLASSES], list(range(CLASSES)))
+    settings |= {"train.epochs": 1, "train.lr": 0.0}
+    learner = Learner("seq", **settings).partial_fit(texts[:CLASSES], list(range(CLASSES)))
     network = Bare(CLASSES)
     network.encoder.eval()
     tokenizer = load_tokenizer(str(backbone_path("minilm")))

@@ -12,7 +12,7 @@ from checks import short, training_examples
 
 import bace
 from bace.config.parse import config_from
-from bace.core.calibration import calibration_error, fit_temperature
+from bace.core.calibration import calibrate, calibration_error, fit_temperature
 from bace.core.evaluation import ENOUGH_STEPS
 from bace.data.batch import Batch
 from bace.data.digits import load_digits
@@ -171,6 +171,31 @@ def test_false_alarms_in_sentences_count_as_not_learned(tiny: Any) -> None:
     assert learner.history_[0]["new"] == pytest.approx(2 * 3 / (3 + 10))  # all 3 are found, among 10 words
 
 
+class Oracle(SEQ):
+    """Knows the first, third and fifth word of every sentence, as far as their types were taught."""
+
+    title, uses_memory = "Oracle", True
+
+    def predict(self, batch: Batch, scorer: str | None = None) -> torch.Tensor:
+        scores, names = super().predict(batch), self.stream.names
+        assert batch.at is not None
+        types = [names.index(f"B-{kind}") if f"B-{kind}" in names else 0 for kind in "pcd"]
+        at_token = torch.tensor([0, types[0], 0, types[1], 0, types[2], 0])  # token 0 begins the sentence
+        return F.one_hot(at_token[batch.at[:, 1]], scores.shape[1])
+
+
+def test_entities_that_a_task_did_not_label_are_no_false_alarms(tiny: Any) -> None:
+    settings = {"backbone": tiny.bert, "memory": 9, "train.lr": 0.0, "train.epochs": 1, "train.batch_size": 2}
+    learner = bace.Learner(f"{__name__}.Oracle", **settings)
+    x = [[f"w{i}", "w50", f"w{10 + i}", "w51", f"w{20 + i}"] for i in range(4)]
+    for place, kind in enumerate("pcd"):
+        tags = ["O"] * 5
+        tags[2 * place] = f"B-{kind}"
+        learner.partial_fit(x, [tags] * 4)
+        assert learner.history_[-1]["new"] == 1
+    assert learner.history_[-1]["old"] == 1
+
+
 def test_forgetting_is_warned_of_with_a_remedy(tiny: Any) -> None:
     settings = {"backbone": tiny.vit, "memory": 10, "train.lr": 0.05, "train.epochs": 20, "train.batch_size": 8}
     learner = bace.Learner("er", **settings, **{"train.replay_ratio": 0})
@@ -203,6 +228,10 @@ def test_probabilities_are_in_the_order_of_the_classes_and_sum_to_one(taught: ba
     np.testing.assert_allclose(probabilities.sum(1), 1)
     assert [taught.classes_[i] for i in probabilities.argmax(1)] == taught.predict(x)
     assert taught.history_[-1]["temperature"] > 0
+
+
+def test_a_network_that_has_diverged_has_no_temperature() -> None:
+    assert calibrate(torch.full((4, 3), torch.nan), torch.tensor([0, 1, 2, 0])) == {}
 
 
 def test_the_temperature_undoes_a_scale() -> None:

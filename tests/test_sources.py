@@ -912,7 +912,10 @@ def test_examples_in_memory_that_cannot_be_used_are_named(inputs, labels, messag
     [
         (np.zeros((5, 64)), r"shape \(5, 64\): expected .* reshape rows of pixels"),
         (np.zeros((8, 8), np.uint8), r"shape \(8, 8\): expected .* Put one picture in a list"),
-        (np.full((2, 8, 8), 16.0), r"from 16 to 16: expected .* floats in 0\.\.1\. Divide them by 16\.$"),
+        (
+            np.full((2, 8, 8), 16.0),
+            r"from 16 to 16: expected .* floats in 0\.\.1\. Divide them by the largest possible value",
+        ),
         (np.full((2, 8, 8), -1.0), r"from -1 to -1: expected integers in 0\.\.255 or floats in 0\.\.1\.$"),
     ],
 )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
-from bace.errors import ConfigError
+from bace.errors import ConfigError, TrainingError
 from bace.methods import owm
 from bace.methods.owm import OWM, mean_inputs
 from bace.methods.parts.ridge import without
@@ -64,6 +64,13 @@ def test_one_input_by_hand() -> None:
 def test_a_projector_that_is_not_one_gives_nan_and_no_error() -> None:
     """A step must not wait for the message of a factorisation; the loss, which is read later, is then not finite."""
     assert without(-torch.eye(3).double(), torch.full((3, 2), 9.0).double(), 1.0).isnan().all()
+
+
+def test_a_projector_that_breaks_in_the_last_step_of_a_task_is_reported(tiny: Any) -> None:
+    method, stream, _ = make(tiny, "image", {"name": "owm"})
+    method.get_buffer("P0").fill_(torch.nan)
+    with pytest.raises(TrainingError, match="rounding has destroyed a projector: raise alpha"):
+        method.after_task(stream[0])
 
 
 def test_stored_inputs_shrink_by_their_ridge() -> None:

@@ -1,6 +1,5 @@
 """bace serve"""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,7 +36,8 @@ def command(
         max_examples: examples in a request.
         max_total: megabytes in all requests that are being answered; a request above this gets the answer to try again.
         watch: seconds between two checks of the folder; 0 means that it is opened once.
-        threads: processor cores for the model; by default all but one, which reads and answers requests.
+        threads: processor cores for the model; by default all that this process may use but one, which reads and
+            answers requests.
         trust: allow a method of your own that MODEL names to be imported, which runs its code.
         force: serve even if run.json was changed after the run.
     """
@@ -54,8 +54,7 @@ def command(
         if value < least[name]:
             why = " (--max_body)" if name == "max_total" else ""
             raise ConfigError(f"--{name} is {value}: it must be at least {least[name]}{why}")
-    threads = max((os.cpu_count() or 1) - 1, 1) if threads is None else threads
-    if threads < 1:
+    if threads is not None and threads < 1:
         raise ConfigError(f"--threads is {threads}: it must be at least 1")
     if watch < 0:
         raise ConfigError(f"--watch is {watch}: it must be at least 0")

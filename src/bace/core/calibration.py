@@ -30,7 +30,10 @@ def fit_temperature(scores: Tensor, targets: Tensor) -> float:  # (rows, classes
 
 
 def calibrate(scores: Tensor, targets: Tensor) -> dict[str, Any]:  # (rows, classes), (rows,)
-    """The temperature that suits these rows, and their calibration error without and with it, as a record has them."""
+    """The temperature that suits these rows, and their calibration error without and with it, as a record has them.
+    Nothing suits rows with a NaN, which a network that has diverged gives."""
+    if scores.isnan().any():
+        return {}
     temperature = fit_temperature(scores, targets)
     errors = (calibration_error(torch.softmax(finite(scores) / t, 1), targets) for t in (1.0, temperature))
     return {"temperature": temperature, "ece": [round(error, 4) for error in errors]}

@@ -18,7 +18,7 @@ from bace.randomness import generator
 LOW = 0.6  # the share of examples below which learning is said to have failed
 ENOUGH_STEPS = 200  # of the optimiser, for a task or a call
 ASKED = 100  # training examples that are asked for this
-STOCK = 300  # training examples of a task that probabilities are calibrated with, besides the memory
+STOCK = 300  # examples of a task, or of the memory, that probabilities are calibrated with
 CHANCE_DRAWS = 5  # random heads that are averaged for "chance" in forward transfer
 
 
@@ -74,8 +74,9 @@ def predict(
 
 def recognised(method: Method, examples: Tensor) -> float | None:
     """The share of these examples, which the stream must allow to read, that the method recognises among all classes
-    seen. For sentences, it is the F1 over words of the types that they show: misses and false alarms both count, and
-    other types, which may hide among the words labelled O, do not. None if there is nothing to recognise."""
+    seen. For sentences, it is the F1 over words of the types that the sentence's task labels: misses and false alarms
+    both count, and types of other tasks, which hide among the words labelled O, do not. None if there is nothing to
+    recognise."""
     stream = method.stream
     if not len(examples):
         return None
@@ -83,15 +84,21 @@ def recognised(method: Method, examples: Tensor) -> float | None:
     predicted, targets = by_scorer[None], stream.targets[rows]
     if stream.background is None:
         return float((predicted == targets).double().mean())
-    shown = targets[targets != stream.background].unique()
-    labelled, found = torch.isin(targets, shown), torch.isin(predicted, shown)
+    task_of = torch.full((len(stream.names),), -1)  # of each class; -1 for O
+    for task in stream:
+        task_of[task.classes.start : task.classes.stop] = task.index
+    task_of[stream.background] = -1
+    sentences, at = stream.owners(rows).unique(return_inverse=True)
+    labelled_by = torch.full((len(sentences),), -1).scatter_reduce(0, at, task_of[targets], "amax")[at]  # the task
+    labelled = task_of[targets] >= 0
+    found = (task_of[predicted] >= 0) & (task_of[predicted] == labelled_by)
     right = labelled & (predicted == targets)
-    return float(2 * right.sum() / (labelled.sum() + found.sum())) if labelled.any() else None
+    return 2 * int(right.sum()) / int(labelled.sum() + found.sum()) if labelled.any() else None
 
 
-def stock(task: Task) -> Tensor:  # (examples,)
-    """Some of a task's training examples, the same every time."""
-    return task.train[torch.randperm(len(task.train), generator=generator(0, "stock"))[:STOCK]]
+def stock(examples: Tensor) -> Tensor:  # (examples,)
+    """Some of these examples, the same every time."""
+    return examples[torch.randperm(len(examples), generator=generator(0, "stock"))[:STOCK]]
 
 
 def scores_of(method: Method, examples: Tensor) -> tuple[Tensor, Tensor]:  # (examples, known classes), (examples,)
@@ -107,14 +114,20 @@ def scores_of(method: Method, examples: Tensor) -> tuple[Tensor, Tensor]:  # (ex
 
 def calibration(method: Method) -> dict[str, Any]:
     """The temperature of the probabilities of a method that has learned all tasks, and the calibration error without
-    and with it, as a Learner has them after its last call: on examples of the last task and of the memory. It is empty
-    for sentences, and if predicting would take longer than learning."""
-    stream = method.stream
-    asked = torch.unique(torch.cat([stock(stream[-1]), method.remembered()]))
-    if not stream.modality.one_label or method.prediction_cost(len(asked)):
+    and with it: on training examples of the last task and of the memory, never on test examples.
+
+    It is empty for sentences, if predicting would take longer than learning, and for a method that trains but does not
+    remember every class: the last task alone does not show how unsure it is of what it has forgotten."""
+    stream, last = method.stream, method.stream[-1]
+    asked = torch.unique(torch.cat([stock(last.train), stock(method.remembered())]))
+    if not stream.modality.one_label or not len(asked) or method.prediction_cost(len(asked)):
         return {}
-    stream.begin(stream[-1], method.remembered())
-    return calibrate(*scores_of(method, asked))
+    remembered = len(stream.targets[asked].unique()) == len(stream.known)
+    if not remembered and any(stage.optimise for stage in method.stages(last)):
+        return {}
+    stream.begin(last, method.remembered())
+    found = calibrate(*scores_of(method, asked))
+    return {"temperature": found["temperature"], "training_ece": found["ece"]} if found else {}
 
 
 def known_shares(method: Method, task: Task) -> tuple[float | None, float | None]:
@@ -147,8 +160,8 @@ def complaints(what: str, new: float | None, old: float | None, method: Method, 
         yield f"{what} was hardly learned: {new:.0%} of its training examples are recognised; {remedy}"
     if old is not None and old < LOW:
         yield (
-            f"after {what}, {old:.0%} of the old examples in memory are recognised: a larger memory or another method "
-            f"may forget less; or {remedy}"
+            f"after {what}, {old:.0%} of the old examples in memory are recognised: a larger memory, a lower rate "
+            f"(train.lr, now {train.lr:g}) or another method (docs/which-method.md) may forget less"
         )
     if steps == 1 and train.epochs < ENOUGH_STEPS and not method.own_batch:
         yield f"an epoch of {what} is one step: lower train.batch_size (now {train.batch_size})"

@@ -280,7 +280,7 @@ def as_uint8(pixels: Tensor) -> Tensor:
     low, high = float(pixels.min()), float(pixels.max())
     top = 1.0 if pixels.is_floating_point() else 255.0
     if not (math.isfinite(low) and low >= 0 and high <= top):
-        scale = f" Divide them by {high:g}." if low >= 0 and top < high < math.inf and top == 1 else ""
+        scale = " Divide them by the largest possible value, such as 255." if low >= 0 and top == 1 else ""
         raise DataError(
             f"pixels of type {str(pixels.dtype).removeprefix('torch.')} from {low:g} to {high:g}: "
             f"expected integers in 0..255 or floats in 0..1.{scale}"

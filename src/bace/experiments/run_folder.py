@@ -123,7 +123,7 @@ class Metrics:
     licences: Sequence[str] = ()  # data that was read besides the task's own examples and the memory
     score: str = ""  # the measure: "accuracy", "seqeval macro F1"; "" if the run does not say
     temperature: float | None = None  # of the last model's probabilities; fitted without test examples
-    ece: tuple[float, float] | None = None  # expected calibration error without and with it, on the same examples
+    training_ece: tuple[float, float] | None = None  # calibration error without and with it, on examples learned from
     # fields that metrics.json leaves out if the run does not have them:
     evaluated: Sequence[int] | None = None  # (tasks,) test examples of each, if not all were evaluated
     scorers: dict[str, Any] | None = None  # measures by the method's other rules of prediction

@@ -464,8 +464,9 @@ class Learner(ModelHubMixin):
         elif MODALITIES[run.modality].one_label:
             warnings.warn(
                 f"the probabilities of the run in '{folder}' are not calibrated: its metrics.json has no temperature, "
-                "because it is older, or predicting takes too long. The classes are not affected",
-                stacklevel=2,
+                "because it is older, its method trains without remembering every class, or predicting takes too long. "
+                "The classes are not affected",
+                stacklevel=3,
             )
         return learner
 
@@ -627,7 +628,7 @@ class Learner(ModelHubMixin):
         known = {name for names in self.tasks for name in names if name is not None}
         numbers, guessed = table.given != "strings", table.given == "digits"
         if known:
-            numbers, guessed = self._numbers >= known, self._guessed
+            numbers, guessed = self._numbers >= known, self._guessed and table.given != "numbers"
         if not numbers:
             return set(), False
         strange = [name for name in table.names if not is_whole(name)]

@@ -9,9 +9,10 @@ from typing import Any
 
 import yaml
 
+from bace.data.modalities import MODALITIES
 from bace.errors import CheckpointError
 from bace.files import write_whole
-from bace.learner.history import held_out, percent
+from bace.learner.history import percent
 from bace.models.backbones import find_backbone
 from bace.models.packing import Packed
 
@@ -61,7 +62,7 @@ def model_card(
         data["pipeline_tag"] = PIPELINES[modality]
     if encoder is not None and (base := hub_id(encoder.name)):
         data["base_model"] = base
-    data["metrics"] = ["accuracy"]
+    data["metrics"] = [_measure(modality)]
     title = f"{len(classes)} classes, learned by {method} in {len(history)} calls"
     if results := [found for n, call in enumerate(history, start=1) if (found := _result(n, call, modality))]:
         data["model-index"] = [{"name": title, "results": results}]
@@ -93,14 +94,16 @@ def _result(number: int, call: dict[str, Any], modality: str) -> dict[str, Any] 
     shares = {
         f"training examples of call {number}, recognised after it": call["new"],
         f"old examples in memory, which were learned from, recognised after call {number}": call["old"],
-        f"examples held out of call {number} and old examples in memory, recognised by a short trial of its learning "
-        "rate, not by this model": held_out(call),
     }
-    metrics = [{"type": "accuracy", "name": name, "value": v} for name, v in shares.items() if v is not None]
+    metrics = [{"type": _measure(modality), "name": name, "value": v} for name, v in shares.items() if v is not None]
     if not metrics:
         return None
     dataset = {"name": f"the user's own data of call {number}: no test set", "type": "own-data", "split": "train"}
     return {"task": {"type": PIPELINES.get(modality, modality)}, "dataset": dataset, "metrics": metrics}
+
+
+def _measure(modality: str) -> str:
+    return "accuracy" if MODALITIES[modality].one_label else "f1"  # of sentences: over words
 
 
 def hub_id(name: str) -> str | None:

@@ -19,7 +19,7 @@ OF_SETTINGS = ("settings", "rates")  # entries of a record whose keys are not cl
 
 def take_stock(method: Method, stream: Stream) -> dict[str, Any]:
     """The shares of a call's examples and of old examples in memory that are recognised; and a new temperature."""
-    call, memory, shown = stream[-1], torch.unique(method.remembered()), stock(stream[-1])
+    call, memory, shown = stream[-1], torch.unique(method.remembered()), stock(stream[-1].train)
     if method.prediction_cost(len(shown) + len(memory)):  # it would take longer than learning
         return {"new": None, "old": None}
     old = memory[~torch.isin(memory, call.train)]

@@ -16,7 +16,7 @@ from bace.core.method import Card, Method
 from bace.core.stage import Stage
 from bace.core.stream import Task
 from bace.data.batch import Batch
-from bace.errors import ConfigError
+from bace.errors import ConfigError, TrainingError
 from bace.methods.parts.ridge import without
 from bace.models.adapters import own_adapters
 from bace.models.encoder import freeze_prefix
@@ -128,6 +128,8 @@ class OWM(Method):
                 with mean_inputs(self.layers, batch) as self.inputs:
                     self.infer([batch])
                 self.store(progress=1.0)
+        if not all(bool(self.get_buffer(f"P{i}").isfinite().all()) for i in range(len(self.layers))):
+            raise TrainingError(f"OWM: rounding has destroyed a projector: raise alpha (now {self.alpha:g}).")
 
     def store(self, progress: float) -> None:
         """Protect the inputs of the latest pass."""

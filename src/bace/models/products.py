@@ -1,8 +1,7 @@
 """Matrix products of encoders on AMD processors.
 
 torch multiplies float32 matrices on a CPU with MKL, which makes no use of the AVX-512 of AMD processors. oneDNN, which
-is part of torch too, does: there, its products take less than half as long (docs/performance.md). On all other machines
-`Linear` is torch's.
+is part of torch too, does, and is faster there (docs/performance.md). On all other machines `Linear` is torch's.
 """
 
 import functools
@@ -15,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from bace.errors import ConfigError
+
 SMALL = 2**21  # multiplications and additions, below which calling oneDNN costs more than it gains
 
 
@@ -24,7 +25,9 @@ def prefers_onednn() -> bool:
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     if given := os.environ.get("BACE_ONEDNN"):
-        return given != "0"
+        if given not in ("0", "1"):
+            raise ConfigError(f"the environment variable BACE_ONEDNN is '{given}': set it to 0 or 1, or leave it out")
+        return given == "1"
     about = Path("/proc/cpuinfo")
     amd = about.is_file() and "AuthenticAMD" in about.read_text(errors="replace")
     return amd and torch.backends.cpu.get_cpu_capability() == "AVX512"

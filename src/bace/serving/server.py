@@ -296,13 +296,19 @@ def serve(
     max_examples: int,
     max_total: int,
     watch: float,
-    threads: int,
+    threads: int | None,
 ) -> None:
-    """Serve until a signal ends it."""
-    torch.set_num_threads(threads)
+    """Serve until a signal ends it. `threads`: of torch; None: all but one."""
+    threads = threads or max(torch.get_num_threads() - 1, 1)
+
+    def opened() -> Learner:
+        learner = open_model()
+        torch.set_num_threads(threads)  # opening sets the number that the model was trained with
+        return learner
+
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the sender of a broken form gets an answer
     with closing(listen(*address)) as listening:
-        watched = Watched(folder, open_model, watch)
+        watched = Watched(folder, opened, watch)
         host, port = listening.getsockname()[:2]
         limits = Limits(max_body, max_examples, max_total)
         app = make_app(watched, Batcher(batch), limits, hosts=own_names(host))
