@@ -48,16 +48,12 @@ def command(
     except ImportError as error:
         raise ConfigError("serving needs more packages: pip install 'bace-cil[serve]'") from error
 
-    least = {"batch": 1, "max_body": 1, "max_examples": 1, "max_total": max_body}
+    least = {"batch": 1, "max_body": 1, "max_examples": 1, "max_total": max_body, "threads": 1, "watch": 0}
     given = {"batch": batch, "max_body": max_body, "max_examples": max_examples, "max_total": max_total}
-    for name, value in given.items():
-        if value < least[name]:
+    for name, value in {**given, "threads": threads, "watch": watch}.items():
+        if value is not None and value < least[name]:
             why = " (--max_body)" if name == "max_total" else ""
             raise ConfigError(f"--{name} is {value}: it must be at least {least[name]}{why}")
-    if threads is not None and threads < 1:
-        raise ConfigError(f"--threads is {threads}: it must be at least 1")
-    if watch < 0:
-        raise ConfigError(f"--watch is {watch}: it must be at least 0")
     with suppress(KeyboardInterrupt):  # Ctrl-C, once the server has closed
         serve(
             model,
