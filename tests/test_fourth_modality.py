@@ -108,7 +108,7 @@ def test_a_learner_learns_predicts_and_goes_on_after_it_was_saved(tmp_path: Path
     assert torch.equal(learner.scores(x), again.scores(x))
     assert again.classes_ == ["ant", "bee", "cat"]
     assert sum(np.array(again.predict(x)) == np.array(y)) > 0.8 * len(y)
-    with pytest.raises(DataError, match="taught vector data; it cannot take text data"):
+    with pytest.raises(DataError, match="this learner knows vectors, and these are texts"):
         again.partial_fit(["a text"], ["dog"])
 
 

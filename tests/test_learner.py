@@ -443,9 +443,11 @@ def test_what_is_not_a_list_of_examples_is_refused_and_not_taken_apart(
         ):
             with pytest.raises(DataError, match=message):
                 ask(given_examples)
-    for labels in (None, 3, np.array(3), "ab"):
+    for labels in (3, np.array(3), "ab"):
         with pytest.raises(DataError, match=r"labels are .*: give a list with one label per example"):
             own.score(x, labels)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="has no columns with labels: give the labels as the second argument"):
+        own.score(x)
     for no_labels in (3, np.array(3), "ab"):
         with pytest.raises(DataError, match=r"labels are .*: give a list with one label per example"):
             own.partial_fit(x, no_labels)  # type: ignore[arg-type]

@@ -128,7 +128,7 @@ class OWM(Method):
                 with mean_inputs(self.layers, batch) as self.inputs:
                     self.infer([batch])
                 self.store(progress=1.0)
-        if not all(bool(self.get_buffer(f"P{i}").isfinite().all()) for i in range(len(self.layers))):
+        if not bool(torch.stack([self.get_buffer(f"P{i}").isfinite().all() for i in range(len(self.layers))]).all()):
             raise TrainingError(f"OWM: rounding has destroyed a projector: raise alpha (now {self.alpha:g}).")
 
     def store(self, progress: float) -> None:
