@@ -44,6 +44,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "SimpleCIL": {"name": "simplecil"},
     "FeCAM": {"name": "fecam"},
     "SLDA": {"name": "slda"},
+    "FeCAM(alpha1=10)": {"name": "fecam", "alpha1": 10.0},
+    "SLDA(eps=0.01)": {"name": "slda", "eps": 0.01},
     "ACIL": {"name": "acil", "expansion": 2048},
     "ER": {"name": "er"},
     "LUCIR": {"name": "lucir"},
