@@ -672,6 +672,7 @@ def test_a_run_that_trained_without_a_memory_of_every_class_is_not_calibrated(ti
     }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("always:the probabilities of the run")
 def test_the_model_of_a_run_is_calibrated_as_a_learner_is_and_never_with_test_examples(
     tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
