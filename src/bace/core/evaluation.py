@@ -96,9 +96,9 @@ def recognised(method: Method, examples: Tensor) -> float | None:
     return 2 * int(right.sum()) / int(labelled.sum() + found.sum()) if labelled.any() else None
 
 
-def stock(examples: Tensor) -> Tensor:  # (examples,)
+def stock(examples: Tensor, most: int = STOCK) -> Tensor:  # (examples,)
     """Some of these examples, the same every time."""
-    return examples[torch.randperm(len(examples), generator=generator(0, "stock"))[:STOCK]]
+    return examples[torch.randperm(len(examples), generator=generator(0, "stock"))[:most]]
 
 
 def scores_of(method: Method, examples: Tensor) -> tuple[Tensor, Tensor]:  # (examples, known classes), (examples,)
@@ -134,10 +134,7 @@ def known_shares(method: Method, task: Task) -> tuple[float | None, float | None
     """The shares of a task's training examples and of old examples in memory that are recognised, as far as they are
     measured."""
     memory = torch.unique(method.remembered())
-    shown, old = (
-        ids[torch.randperm(len(ids), generator=generator(0, "asked"))[:ASKED]]
-        for ids in (task.train, memory[~torch.isin(memory, task.train)])
-    )
+    shown, old = stock(task.train, ASKED), stock(memory[~torch.isin(memory, task.train)], ASKED)
     if method.prediction_cost(len(shown) + len(old)):  # it would take longer than learning
         return None, None
     return recognised(method, shown), recognised(method, old)
