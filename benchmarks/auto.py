@@ -50,8 +50,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "ER": {"name": "er"},
     "LUCIR": {"name": "lucir"},
     "BaCE": {"name": "bace"},
+    "ExtendNER": {"name": "extendner"},
 }
-TRAINED = ("ER", "LUCIR", "BaCE")
+TRAINED = ("ER", "LUCIR", "BaCE", "ExtendNER")
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,15 @@ class Set:
 
 VIT = {"backbone": "vit-tiny", "backbone.image_size": 96}
 MINILM = {"backbone": "minilm"}
+ENTITIES = tuple((n, m) for n in (30, 100) for m in ("ER", "ExtendNER"))
 SETS = (
-    Set("digits", "image", {"backbone": "digits-vit"}, 5, 2, tuple((n, m) for n in (30, 100) for m in TRAINED)),
+    Set("digits", "image", {"backbone": "digits-vit"}, 5, 2, tuple((n, m) for n in (30, 100) for m in TRAINED[:3])),
     Set("cifar10", "image", VIT, 5, 2, ((100, "ER"),)),
     Set("fashion_mnist", "image", VIT, 5, 2, ((100, "ER"),)),
     Set("ag_news", "text", MINILM, 2, 2, ((100, "ER"),)),
     Set("stackoverflow_titles", "text", MINILM, 5, 4, ((100, "ER"),)),
-    Set("mit_restaurant", "token", MINILM, 4, 2, ((100, "ER"),)),
-    Set("wnut2017", "token", MINILM, 3, 2, ((100, "ER"),)),
+    Set("mit_restaurant", "token", MINILM, 4, 2, ENTITIES),
+    Set("wnut2017", "token", MINILM, 3, 2, ENTITIES),
 )
 
 

@@ -1031,6 +1031,13 @@ def test_a_run_says_that_a_task_was_hardly_learned_and_what_to_do(tiny: Any, tmp
     assert "an epoch of task 2 is one step: lower train.batch_size (now 200)" in said
 
 
+def test_a_task_that_is_learned_later_is_no_reason_to_complain(tiny: Any) -> None:
+    settings = tiny.settings("image", method="mtl", **{"method.only_last": True, "measure.fwt": False})
+    heard: list[str] = []
+    bace.run(settings, tell=heard.append)
+    assert not [line for line in heard if "task 1 was hardly" in line or "task 2 was hardly" in line]
+
+
 def test_a_run_that_learns_does_not_complain() -> None:
     heard: list[str] = []
     bace.run(benchmark="digits", method="slda", tell=heard.append, **{"benchmark.train_per_class": 40})

@@ -464,6 +464,8 @@ def test_a_hub_id_that_cannot_be_had_says_what_to_do(tmp_path, monkeypatch):
         load_encoder("google/vit-bse-patch16-224")
     with pytest.raises(ConfigError, match=r"give the path of the folder\.$"):  # a correct name gets no suggestion
         load_encoder("google/vit-base-patch16-224")
+    with pytest.raises(ConfigError, match=r"give the path of the folder\. Backbone 'minilm', .* is installed\.$"):
+        load_encoder("bert-base-cased")
 
 
 def test_a_hub_id_in_the_cache_loads_without_a_network(saved, tmp_path, monkeypatch):

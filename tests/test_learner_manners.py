@@ -44,6 +44,14 @@ def test_fit_starts_over(fresh: bace.Learner, tiny: Any) -> None:
     np.testing.assert_array_equal(again.decision_function(x), fresh.decision_function(x))
 
 
+def test_fit_that_fails_changes_nothing(fresh: bace.Learner, tiny: Any) -> None:
+    x, y = training_examples(tiny, "image", (0, 1))
+    before = fresh.fit(x, y).decision_function(x)
+    with pytest.raises(DataError):
+        fresh.fit(x, y[:-1])
+    np.testing.assert_array_equal(fresh.decision_function(x), before)
+
+
 def test_scores_probabilities_and_accuracy_agree(fresh: bace.Learner, tiny: Any) -> None:
     x, y = training_examples(tiny, "image", (0, 1))
     fresh.fit(x, y)

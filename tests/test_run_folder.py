@@ -123,6 +123,21 @@ def test_a_folder_of_a_newer_format_is_refused_by_all_who_read_it(
         assert "update bace" in capsys.readouterr().err
 
 
+def test_a_run_that_goes_on_with_other_instructions_says_so(tiny: Any, tmp_path: Path) -> None:
+    folder, heard = tmp_path / "run", list[str]()
+    bace.run(tiny.settings("image", method="SEQ", **{"train.epochs": 1}), out=folder)
+    shutil.copytree(folder, tmp_path / "same")
+    about = json.loads((folder / "run.json").read_text())
+    for run, instructions in ((folder, "VSX"), (tmp_path / "same", about["instructions"])):
+        (run / "metrics.json").unlink()
+        shutil.rmtree(max((run / "checkpoints").iterdir()))
+        (run / "run.json").write_text(json.dumps(about | {"instructions": instructions}))
+        bace.run(resume=run, force=True, tell=heard.append)
+    said = [line for line in heard if "instructions" in line]
+    assert len(said) == 1
+    assert f"VSX instructions, and this machine computes with {about['instructions']}:" in said[0]
+
+
 def test_a_run_without_a_format_number_goes_on_and_is_opened_again(tiny: Any, tmp_path: Path) -> None:
     """Version 0.1 began the run: its run.json does not change, and new checkpoints have the number."""
     folder = tmp_path / "run"

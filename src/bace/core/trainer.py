@@ -257,10 +257,11 @@ class Trainer:
         self.observe(task, row)
 
     def complain(self, task: Task) -> None:
-        """Tell if little was learned or kept. This is not counted as the method's time."""
+        """Tell if little was learned or kept, unless the method learns this task later. This is not counted as the
+        method's time."""
         steps, self.steps = self.steps, []
         (heard,) = ranks.agree(int(self.tell is not silent))  # by some rank: then all of them predict
-        if heard:
+        if heard and self.method.stages(task):
             self.tick()
             shares = known_shares(self.method, task)
             for line in complaints(f"task {task.index + 1}", *shares, self.method, max(steps, default=0)):

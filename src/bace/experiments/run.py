@@ -141,6 +141,11 @@ def _run_in(
     with _held(folder, begun) if is_first() else nullcontext(), stop_signals() as stopping:
         if begun and begun.threads and not config.train.threads:
             torch.set_num_threads(begun.threads)
+        if begun and begun.instructions not in (None, here := instructions()):
+            tell(
+                f"this run was begun with {begun.instructions} instructions, and this machine computes with {here}: "
+                "its numbers may differ from those of a run on one machine in the last digits, and so in its scores"
+            )
         log = run_folder.Log(folder) if is_first() else None
 
         def save(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -261,9 +266,14 @@ def describe(config: Config, stream: Stream) -> Description:
         versions={**versions, "torch": str(torch.__version__)},
         commit=_commit(),
         threads=torch.get_num_threads(),
-        instructions=torch.backends.cpu.get_cpu_capability() + (", oneDNN" if prefers_onednn() else ""),
+        instructions=instructions(),
         tasks=tuple(run_folder.Task(task.name, tuple(stream.names[c] for c in task.classes)) for task in stream),
     )
+
+
+def instructions() -> str:
+    """What the last digits of a CPU's results depend on, besides the number of threads."""
+    return torch.backends.cpu.get_cpu_capability() + (", oneDNN" if prefers_onednn() else "")
 
 
 @functools.cache

@@ -118,9 +118,9 @@ class Learner(ModelHubMixin):
         return sum(kept.nbytes for kept in (*self._kept.values(), self._kept_targets))
 
     def fit(self, x: Any, y: Sequence[Any] | None = None) -> Self:
-        """Forget everything, then `partial_fit`."""
-        self.__init__(**self._given)  # type: ignore[misc]  # starts over
-        return self.partial_fit(x, y)
+        """Forget everything, then `partial_fit`. If this fails, the learner does not change."""
+        vars(self).update(vars(type(self)(**self._given).partial_fit(x, y)))
+        return self
 
     def partial_fit(self, x: Any, y: Sequence[Any] | None = None) -> Self:
         """Learn the classes in `y` from the examples `x`. If this fails, the learner does not change. Classes may be
@@ -167,6 +167,8 @@ class Learner(ModelHubMixin):
             raise
         if not trainer.optimised:  # the chosen training settings were not used
             chosen, record = {}, {"steps": 0, "rates": {}}
+        if self._numbers and not numbers:
+            self._warn_of_strings(table.names)
         self.config, self.modality, self.tasks, self.method = config, table.modality.name, tasks, method
         self._views, self._chosen, self._packed = views, views | chosen, packed
         self.picture, self._numbers, self._guessed = table.modality.picture(stream.data), numbers, guessed
@@ -633,11 +635,6 @@ class Learner(ModelHubMixin):
             return set(), False
         strange = [name for name in table.names if not is_whole(name)]
         if strange and guessed:
-            warnings.warn(
-                f"class '{strange[0]}' is no whole number, and the classes so far ({some(self.classes_)}) were read "
-                "from a CSV file: from now on, all labels of this learner are strings",
-                stacklevel=3,
-            )
             return set(), False
         if strange:
             raise DataError(
@@ -645,6 +642,13 @@ class Learner(ModelHubMixin):
                 f"({some(self.classes_)}): give it a number, or teach a new learner with strings as labels"
             )
         return self._numbers | set(table.names), guessed
+
+    def _warn_of_strings(self, names: Sequence[str]) -> None:
+        warnings.warn(
+            f"the new classes ({some(names)}) are not all whole numbers, and those so far ({some(self.classes_)}) were "
+            "read from a CSV file: from now on, all labels of this learner are strings",
+            stacklevel=3,
+        )
 
     def _stream(self, table: Table, tasks: list[list[str | None]], config: Config, encoder: Encoder) -> Stream:
         """Stored examples first, then new ones; only the new task has a training set (joint methods store all)."""

