@@ -21,6 +21,7 @@ from bace.data.modalities.image import Images
 from bace.data.modality import Examples
 from bace.errors import ConfigError
 from bace.models import prefix_attention
+from bace.models.allocation import keep_freed_memory
 from bace.models.frozen_prefix import PictureCache, PrefixCache, PrefixCaches, TextCache
 from bace.models.prefix_attention import Prefix
 from bace.models.products import use_fast_products
@@ -92,6 +93,7 @@ class Encoder(nn.Module):
         self.blocks = cast(nn.ModuleList, model.get_submodule(self.blocks_at))
         self.norm = nn.Identity() if self.norm_at is None else model.get_submodule(self.norm_at)
         use_fast_products(self.blocks)
+        keep_freed_memory()
         self.frozen: int | None = None
         self.passes = PassCounter()
         self.cache: PrefixCache | None = None

@@ -1,18 +1,21 @@
 """Exact nearest neighbours in bounded memory.
 
-Candidates are preselected by matrix products, block by block. The expression |c|^2 - 2 q.c loses all digits near
-duplicates, so the preselected candidates are ranked again by the length of the explicit difference, and equal lengths
-by the lower index. If rounding or ties could have excluded a true neighbour from the preselection, the row is searched
-again without a limit on the number of candidates. The result always equals that of a brute-force search.
+Candidates are preselected by matrix products, block by block. Distances are symmetric, so a product of two blocks of
+candidates serves the rows of both. The expression |q|^2 + |c|^2 - 2 q.c loses all digits near duplicates, so the
+preselected candidates are ranked again by the length of the explicit difference, and equal lengths by the lower index.
+If rounding or ties could have excluded a true neighbour from the preselection, the row is searched again without a
+limit on the number of candidates. The result always equals that of a brute-force search.
 """
 
+import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bace.errors import ConfigError, DataError
+from bace.models.allocation import keep_freed_memory
 from bace.models.products import linear
 
 SPARE = 8  # candidates preselected beyond k; affects only the speed
@@ -95,16 +98,18 @@ def nearest(
     A row is never its own neighbour, but an exact duplicate of it may be (at distance 0). `among` restricts the
     neighbours to rows of the same or of a different label. Equal distances go to the lower index. If there are fewer
     than k candidates, the remaining entries have index -1 and distance inf, also for the farthest. At most
-    block x block scores exist at the same time.
+    block x block scores exist at the same time, besides a few for each row.
     """
     _check(features, k, block)
     _check_labels(features, labels, among)
-    search = _Search(features, _pool(candidates, len(features)), labels, among, farthest, block)
+    keep_freed_memory()  # the scores of every block are as large as those of the last one
+    search = _Search(features, _pool(candidates, len(features)).to(features.device), labels, among, farthest, block)
     indices = torch.full((len(features), k), -1, device=features.device)
     keys = features.new_full((len(features), k), torch.inf)
     # Mixed precision would round the products far beyond `slack`.
     with torch.autocast(features.device.type, enabled=False):
-        for queries in torch.arange(len(features), device=features.device).split(search.height):
+        search.preselect(k + SPARE)
+        for queries in torch.arange(len(features), device=features.device).split(block):
             found, key = search.best(queries, k)
             indices[queries, : found.shape[1]] = found
             keys[queries, : found.shape[1]] = key
@@ -144,9 +149,18 @@ def random_neighbours(
     return chosen, distances
 
 
+class _Tile(NamedTuple):
+    """Some rows that are scored together."""
+
+    ids: Tensor  # (rows,)
+    rows: Tensor  # (rows, width)
+    squares: Tensor  # (rows,) squared lengths
+    start: int = 0  # position of the first one in the pool, if they are candidates
+
+
 class _Search:
-    """Rows and the candidates among them. A candidate's score is its squared distance minus |query|^2, and its key is
-    its distance; both are negated in a search for the farthest, so that lower is always better."""
+    """Rows and the candidates among them. A candidate's score is its squared distance and its key is its distance; both
+    are negated in a search for the farthest, so that lower is always better."""
 
     def __init__(
         self,
@@ -158,27 +172,93 @@ class _Search:
         block: int,
     ) -> None:
         rows, width = features.shape
-        self.features, self.pool, self.block = features, pool.to(features.device), block
+        self.features, self.block = features, block
         self.labels, self.among, self.sign = labels, among, -1 if farthest else 1
         self.squares = features.square().sum(1)  # (rows,)
-        # Bounds the rounding of a score, of |q|^2 and of an explicit distance together: each is a sum of `width`
-        # products, and |q|^2 + |c|^2 + 2 |q.c| and the squared distance stay below (|q| + |c|)^2.
+        # Bounds the rounding of a score and of an explicit distance together: each is a sum of `width` products, and
+        # |q|^2 + |c|^2 + 2 |q.c| and the squared distance stay below (|q| + |c|)^2.
         lengths = self.squares.sqrt()
-        reach = lengths + (lengths[self.pool].max() if len(pool) else 0)
+        reach = lengths + (lengths[pool].max() if len(pool) else 0)
         number = torch.finfo(features.dtype)
         self.slack = (width + 8) * (number.eps * reach.square() + number.tiny)  # (rows,)
-        self.candidates = features if len(pool) == rows else features[self.pool]  # (pool, width)
         self.position = torch.full((rows,), -1, device=features.device)  # of each row in the pool
-        self.position[self.pool] = torch.arange(len(pool), device=features.device)
-        # Blocks have few rows and many columns: finding the best of one long row costs less than finding those of many
-        # short rows and merging them.
-        self.height = max(block // 4, 1)
-        step = block * block // self.height
-        self.parts = [slice(start, start + step) for start in range(0, len(pool), step)]
+        self.position[pool] = torch.arange(len(pool), device=features.device)
+        others = (self.position < 0).nonzero().squeeze(1)
+        self.candidates = self.tiles(pool, features if len(pool) == rows else features[pool])
+        self.others = self.tiles(others, features[others])
+        # what is known of every row so far, and pairs that are not yet compared with it: row, candidate, score
+        self.index = self.score = features[:, :0]
+        self.pending: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def tiles(self, ids: Tensor, rows: Tensor) -> list[_Tile]:  # (rows,), (rows, width)
+        parts = [slice(start, start + self.block) for start in range(0, len(ids), self.block)]
+        return [_Tile(ids[part], rows[part], self.squares[ids[part]], part.start) for part in parts]
+
+    def preselect(self, count: int) -> None:
+        """Find the candidates of the lowest scores for every row: `index`, -1 where there are no more, and `score`."""
+        rows, device = len(self.features), self.features.device
+        self.index = torch.full((rows, count), -1, device=device)
+        self.score = self.features.new_full((rows, count), torch.inf)
+        for tile in self.candidates:  # first, because a row's first scores decide how many others are collected
+            self.sort_out(tile, tile, self.scores(tile, tile))
+        for left, right in itertools.combinations(self.candidates, 2):
+            self.collect(left, right, both=True)
+        for left, right in itertools.product(self.others, self.candidates):
+            self.collect(left, right, both=False)
+        self.merge()
+
+    def scores(self, left: _Tile, right: _Tile) -> Tensor:  # (left, right); inf: not a candidate
+        sign = self.sign
+        result = linear(-2 * sign * left.rows, right.rows, sign * right.squares)
+        result += sign * left.squares.unsqueeze(1)
+        own = self.position[left.ids] - right.start
+        here = (self.position[left.ids] >= 0) & (own >= 0) & (own < result.shape[1])
+        result[here.nonzero().squeeze(1), own[here]] = torch.inf
+        if self.labels is not None and self.among != "all":
+            same = self.labels[left.ids].unsqueeze(1) == self.labels[right.ids]
+            result.masked_fill_(same if self.among == "different" else ~same, torch.inf)
+        return result
+
+    def collect(self, left: _Tile, right: _Tile, both: bool) -> None:
+        """Keep the pairs that score better than the last candidate that is known of the left row or, if both tiles are
+        candidates, of the right one: distances are symmetric, so one product serves both."""
+        scores, limit, count = self.scores(left, right), self.score[left.ids, -1:], self.index.shape[1]
+        if both:
+            limit = torch.maximum(limit, self.score[right.ids, -1])
+        better = scores < limit
+        if int(better.count_nonzero()) > 2 * count * len(left.ids):  # as of rows of which nothing is known
+            self.sort_out(left, right, scores)
+            if both:
+                self.sort_out(right, left, scores.T.contiguous())
+            return
+        row, column = better.nonzero(as_tuple=True)
+        one, other, score = left.ids[row], right.ids[column], scores[row, column]
+        self.pending += [(one, other, score), (other, one, score)] if both else [(one, other, score)]
+        if sum(len(rows) for rows, _, _ in self.pending) > self.block**2:
+            self.merge()
+
+    def sort_out(self, queries: _Tile, candidates: _Tile, scores: Tensor) -> None:  # (queries, candidates)
+        score, column = scores.topk(min(self.index.shape[1], scores.shape[1]), dim=1, largest=False)
+        self.take(queries.ids, candidates.ids[column].masked_fill_(score == torch.inf, -1), score)
+
+    def merge(self) -> None:
+        """Compare the pending pairs with what is known of their rows."""
+        if self.pending:
+            row, index, score = (torch.cat(parts) for parts in zip(*self.pending, strict=True))
+            self.pending = []
+            row, index, score = (part[score < self.score[row, -1]] for part in (row, index, score))
+            rows, at = row.unique(return_inverse=True)
+            self.take(rows, *_best_of_pairs(at, index, score, len(rows), self.index.shape[1]))
+
+    def take(self, rows: Tensor, index: Tensor, score: Tensor) -> None:  # (rows,), (rows, any) twice
+        """Take these candidates into `index` and `score` where they are among the best."""
+        index, score = torch.cat([self.index[rows], index], 1), torch.cat([self.score[rows], score], 1)
+        self.score[rows], at = score.topk(self.index.shape[1], dim=1, largest=False)
+        self.index[rows] = index.gather(1, at)
 
     def best(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (queries, at most k) twice
         """Indices and keys of the k best candidates, best first; index -1 where there are no more."""
-        found, score = self.preselect(queries, k + SPARE)
+        found, score = self.index[queries], self.score[queries]
         key = self.features.new_full(found.shape, torch.inf)
         there = found >= 0
         row, _ = there.nonzero(as_tuple=True)
@@ -186,61 +266,49 @@ class _Search:
         found, key = _rank(found, key, k)
         # Other candidates score no lower than the last preselected one: can they still be among the k?
         if score.shape[1] == k + SPARE:
-            limit = self.sign * (key[:, -1].square() - self.squares[queries]) + self.slack[queries]
+            limit = self.sign * key[:, -1].square() + self.slack[queries]
             last = score[:, -1]
             part = (last.isfinite() & (last <= limit)).nonzero().squeeze(1)
             if len(part):
                 found[part], key[part] = self.within(queries[part], limit[part], k)
         return found, key
 
-    def scores(self, queries: Tensor, part: slice) -> Tensor:  # (queries, part of the pool); inf: not a candidate
-        squares, sign = self.squares[self.pool[part]], self.sign
-        result = linear(-2 * sign * self.features[queries], self.candidates[part], sign * squares)
-        own = self.position[queries] - part.start
-        here = (own >= 0) & (own < result.shape[1])
-        result[here.nonzero().squeeze(1), own[here]] = torch.inf
-        if self.labels is not None and self.among != "all":
-            same = self.labels[queries].unsqueeze(1) == self.labels[self.pool[part]]
-            result.masked_fill_(same if self.among == "different" else ~same, torch.inf)
-        return result
-
     def keys(self, left: Tensor, right: Tensor) -> Tensor:  # (pairs,) twice -> (pairs,)
         return self.sign * _distances(self.features, left, right, self.block)
-
-    def preselect(self, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:  # (queries, min(count, pool)) twice
-        """The candidates of the lowest scores, best first, and the scores; index -1 where there are no more."""
-        best = self.scores(queries, slice(0, 0))
-        index = self.pool[:0].expand(len(queries), 0)
-        for part in self.parts:
-            score = self.scores(queries, part)
-            score, at = score.topk(min(count, score.shape[1]), dim=1, largest=False)
-            best, index = torch.cat([best, score], 1), torch.cat([index, self.pool[part][at]], 1)
-            if best.shape[1] > count:
-                best, at = best.topk(count, dim=1, largest=False)
-                index = index.gather(1, at)
-        return index.masked_fill(best == torch.inf, -1), best
 
     def within(self, queries: Tensor, limit: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (queries, k) twice
         """The k best of all candidates whose score is within the limit, however many those are."""
         found = torch.full((len(queries), k), -1, device=queries.device)
         keys = self.features.new_full((len(queries), k), torch.inf)
-        for part in self.parts:
-            row, column = (self.scores(queries, part) <= limit.unsqueeze(1)).nonzero(as_tuple=True)
-            index = self.pool[part][column]
-            key = self.keys(queries[row], index)
-            # By row, then key, then index: the pairs come by row and index, and both sorts are stable.
-            order = key.argsort(stable=True)
-            order = order[row[order].argsort(stable=True)]
-            row, index, key = row[order], index[order], key[order]
-            counts = row.bincount(minlength=len(queries))
-            rank = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
-            row, index, key, rank = (t[rank < k] for t in (row, index, key, rank))
-            new_found, new_keys = torch.full_like(found, -1), torch.full_like(keys, torch.inf)
-            new_found[row, rank], new_keys[row, rank] = index, key
-            found, keys = _rank(torch.cat([found, new_found], 1), torch.cat([keys, new_keys], 1), k)
+        (tile,) = self.tiles(queries, self.features[queries])
+        for part in self.candidates:
+            row, column = (self.scores(tile, part) <= limit.unsqueeze(1)).nonzero(as_tuple=True)
+            index = part.ids[column]
+            pairs = _best_of_pairs(row, index, self.keys(queries[row], index), len(queries), k)
+            found, keys = _rank(torch.cat([found, pairs[0]], 1), torch.cat([keys, pairs[1]], 1), k)
             if self.sign > 0 and not keys[:, -1].any():  # k duplicates each, with the lowest indices: nothing is better
                 break
         return found, keys
+
+
+def _best_of_pairs(
+    row: Tensor,  # (pairs,)
+    index: Tensor,  # (pairs,)
+    key: Tensor,  # (pairs,)
+    rows: int,
+    count: int,
+) -> tuple[Tensor, Tensor]:  # (rows, count) twice
+    """Indices and keys of the pairs with the lowest keys of each row, best first; index -1 where there are no more.
+    Equal keys keep their order."""
+    order = key.argsort(stable=True)
+    order = order[row[order].argsort(stable=True)]
+    row, index, key = row[order], index[order], key[order]
+    counts = row.bincount(minlength=rows)
+    rank = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    row, index, key, rank = (t[rank < count] for t in (row, index, key, rank))
+    best = torch.full((rows, count), -1, device=row.device), key.new_full((rows, count), torch.inf)
+    best[0][row, rank], best[1][row, rank] = index, key
+    return best
 
 
 def _rank(indices: Tensor, keys: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (rows, any) twice -> (rows, at most k)
