@@ -33,6 +33,7 @@ class ExtendNER(ER):
     paper = "Monaikul et al., Continual Learning for Named Entity Recognition, AAAI 2021"
     modalities = frozenset(("token",))
     learns_o = False
+    takes_known = True
     cost = Passes(4, 4)
     card = Card(
         mechanism="labels teach entities, the previous network teaches O words; replay",
@@ -55,6 +56,7 @@ class ExtendNER(ER):
             raise ConfigError(f"{self.title}: lambda_kd ({lambda_kd}) must be at least 0 and tau ({tau}) above 0")
         self.lambda_kd, self.tau, self.frozen = lambda_kd, tau, head == "frozen"
         self.keeps_teacher = lambda_kd > 0
+        self.takes_known = type(self).takes_known and not self.frozen
 
     # -- the head
 
