@@ -84,15 +84,13 @@ async def read_body(request: Request, most: int, take: Callable[[int], None]) ->
     if int(request.headers.get("content-length", "0")[:18]) > most:  # the HTTP parser has checked that it is a number
         raise too_large
 
-    async def arrive() -> None:
-        async for part in request.stream():
-            take(len(part))
-            body.extend(part)
-            if len(body) > most:
-                raise too_large
-
     try:
-        await asyncio.wait_for(arrive(), UPLOAD)
+        async with asyncio.timeout(UPLOAD):
+            async for part in request.stream():
+                take(len(part))
+                body.extend(part)
+                if len(body) > most:
+                    raise too_large
     except TimeoutError:
         said = f"the body did not arrive within {UPLOAD:g} seconds: send fewer or smaller examples at a time"
         raise Refused(408, said) from None

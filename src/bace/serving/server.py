@@ -3,10 +3,12 @@
 import asyncio
 import ipaddress
 import logging
+import os
 import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +20,6 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,6 +33,7 @@ from bace.serving.served import Watched
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")  # its names, as a request writes them
 MOST_CONNECTIONS = 1024
+READERS = max((os.cpu_count() or 1) // 2, 1)  # threads that decode requests; the model has the other cores
 PAGES = Path(__file__).parent
 POLICY = (
     "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src blob:; connect-src 'self'; "
@@ -152,23 +154,26 @@ def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple
     async def life(app: FastAPI) -> AsyncIterator[None]:
         yield
         watched.close()
+        readers.shutdown()
         batcher.close()
 
     about = "Predictions of a model that learns class by class. Errors have a reason in `detail`."
     app = FastAPI(
         title="bace", version=version("bace-cil"), description=about, docs_url=None, redoc_url=None, lifespan=life
     )
-    held = Held(limits.total)
+    held, readers = Held(limits.total), ThreadPoolExecutor(READERS, "reader")
     if hosts:
         app.add_middleware(OwnNames, names=hosts)
     add_refusals(app)
     add_pages(app)
-    add_predictions(app, watched, batcher, limits, held)
+    add_predictions(app, watched, batcher, limits, held, readers)
     add_facts(app, watched, batcher, limits, held)
     return app
 
 
-def add_predictions(app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits, held: Held) -> None:
+def add_predictions(
+    app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits, held: Held, readers: Executor
+) -> None:
     @app.post(
         "/predict",
         response_model=None,
@@ -189,10 +194,11 @@ def add_predictions(app: FastAPI, watched: Watched, batcher: Batcher, limits: Li
         with held.request() as take:
             body = await read_body(request, limits.body, take)
             if is_json(request.headers, body):
-                examples = await run_in_threadpool(from_json, model, body, limits)
+                reading = readers.submit(from_json, model, body, limits)
             else:
                 files = await read_files(request.headers, body, limits.examples)
-                examples = await run_in_threadpool(from_files, model, files, limits)
+                reading = readers.submit(from_files, model, files, limits)
+            examples = await asyncio.wrap_future(reading)
             found = await asyncio.wrap_future(batcher.submit(model.predict, examples))
         answers = [model.answer(each, reject, top) for each in found]
         return JSONResponse({"version": model.version, "predictions": answers})
@@ -313,7 +319,12 @@ def serve(
         limits = Limits(max_body, max_examples, max_total)
         app = make_app(watched, Batcher(batch), limits, hosts=own_names(host))
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=5
+            app,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=5,
         )
         where = f"[{host}]" if ":" in host else host
         known = len(watched.model.learner.classes_)
