@@ -3,6 +3,7 @@
 import gc
 import json
 import shutil
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def test_numbers_of_a_csv_become_strings_when_a_later_label_is_none(tiny: Any, t
     assert own.partial_fit(tmp_path / "february.csv").classes_ == [10115, 20095]
     own.save(tmp_path / "model")
     own = bace.Learner.load(tmp_path / "model")
-    with pytest.warns(UserWarning, match=r"\(01067\) are not all whole .* \(10115, 20095\) were read from a CSV file"):
+    with pytest.warns(UserWarning, match=r"class '01067' is no whole number, .* \(10115, 20095\) were read from a CSV"):
         own.partial_fit(tmp_path / "march.csv")
     assert own.classes_ == ["10115", "20095", "01067"]
     own.save(tmp_path / "model")
@@ -125,6 +126,20 @@ def test_numbers_of_a_csv_become_strings_when_a_later_label_is_none(tiny: Any, t
     assert own.classes_[-1] == "3"
     strings = learner(tiny, "text", "simplecil").partial_fit(["w1", "w2"], ["1", "2"])  # as all CSV labels once were
     assert strings.partial_fit(tmp_path / "january.csv").classes_ == ["1", "2", "10115"]
+
+
+def test_a_call_that_warns_is_complete_where_warnings_are_errors(tiny: Any, tmp_path: Path) -> None:
+    for name, label in (("january", "10115"), ("march", "01067")):
+        (tmp_path / f"{name}.csv").write_text(f"text,label\nw1 w2,{label}\nw3,{label}\n")
+    own = learner(tiny, "text", "simplecil").partial_fit(tmp_path / "january.csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="'01067' is no whole number"):
+            own.partial_fit(tmp_path / "march.csv")
+    assert own.classes_ == ["10115", "01067"]
+    assert own.decision_function(["w1"]).shape == (1, 2)
+    own.save(tmp_path / "model")
+    assert bace.Learner.load(tmp_path / "model").classes_ == own.classes_
 
 
 def test_strings_stay_strings_even_if_they_look_like_numbers(tiny: Any) -> None:

@@ -32,7 +32,7 @@ import bace
 from bace.cli.main import main
 from bace.errors import DataError
 from bace.serving.batching import Batcher, Overloaded
-from bace.serving.examples import MOST_LETTERS, Held, Limits, Refused, read_body
+from bace.serving.examples import MOST_LETTERS, READERS, SMALL, Held, Limits, Readers, Refused, read_body
 from bace.serving.served import Served, Watched
 from bace.serving.server import LOOPBACK, listen, make_app, own_names
 
@@ -412,6 +412,22 @@ def test_examples_of_two_models_are_never_passed_together() -> None:
     batcher.close()
     assert sum(new.passed) == 2
     assert sum(old.passed) == 3
+
+
+def test_a_small_request_does_not_wait_while_large_ones_are_read() -> None:
+    readers, go_on = Readers(), threading.Event()
+
+    async def both() -> tuple[list[Any], list[list[Any]]]:
+        large = [asyncio.ensure_future(readers.read(SMALL + 1, lambda: [go_on.wait(60)])) for _ in range(READERS + 1)]
+        small = await asyncio.wait_for(readers.read(SMALL, lambda: ["small"]), 30)
+        assert not any(each.done() for each in large)
+        go_on.set()
+        return small, await asyncio.gather(*large)
+
+    small, large = asyncio.run(both())
+    readers.close()
+    assert small == ["small"]
+    assert large == [[True]] * (READERS + 1)
 
 
 def test_more_than_may_wait_is_refused() -> None:

@@ -25,6 +25,7 @@ from steps import (
 from bace.core.trainer import Trainer
 from bace.data.batch import Batch
 from bace.errors import ConfigError
+from bace.methods.cfner import CFNER
 from bace.methods.extendner import ExtendNER
 
 
@@ -70,6 +71,22 @@ def test_entities_are_under_cross_entropy_and_o_words_distilled_new_and_replayed
     assert set(terms) == ({"new", "replay", "distil"} if reduction == "sum" else {"new", "distil"})
     assert terms["distil"].item() == pytest.approx(2 * kl, rel=1e-4)
     assert kl > 1e-3
+
+
+def test_a_new_word_of_a_known_type_is_learned_from_its_label(tiny: Any) -> None:
+    """A later call of a Learner may bring more examples of known types, unless the old rows of the head are frozen."""
+    assert ExtendNER().takes_known
+    assert not ExtendNER(head="frozen").takes_known
+    assert not CFNER(head="trained").takes_known  # its neighbours are those of new types
+    method = at_task(tiny, "token", "extendner", **{"memory.size": 0})
+    batch = some(method, 6)
+    again = int((batch.targets >= 5).nonzero()[0])
+    method.stream.targets[batch.rows[again]] = 1
+    batch = some(method, 6)
+    targets, outside = batch.targets.numpy(), batch.targets.numpy() == 0
+    assert targets[again] == 1
+    losses = row_losses(logits_of(method.model, batch), targets)
+    assert method.loss(batch)["new"].item() == pytest.approx(losses[~outside].mean(), rel=1e-5)
 
 
 def test_gradient_of_the_distillation_is_the_soft_max_less_the_teachers_with_zeros_for_the_new_labels(

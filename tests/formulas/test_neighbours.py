@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bace.errors import ConfigError, DataError
-from bace.methods.parts.neighbours import SPARE, nearest, random_neighbours
+from bace.methods.parts.neighbours import MANY, SPARE, _Search, nearest, random_neighbours
 
 
 def brute_force(
@@ -221,14 +221,25 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("farthest", [False, True])
 @pytest.mark.parametrize("ties", [False, True])
-def test_no_tensor_is_larger_than_a_block_of_scores_or_the_features(ties: bool, farthest: bool) -> None:
+def test_no_tensor_is_larger_than_a_block_of_scores_or_the_features(
+    ties: bool, farthest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, width, block, k = 1600, 8, 64, 5
     generator = torch.Generator().manual_seed(4)
     features = torch.randint(0, 2, (rows, width), generator=generator).float()  # 256 points, so rows are searched twice
     if not ties:
         features += torch.rand(rows, width, generator=generator)
+    pending = []
+    merge = _Search.merge
+
+    def merged(search: _Search) -> None:
+        pending.append(sum(len(row) for row, _, _ in search.pending))
+        merge(search)
+
+    monkeypatch.setattr(_Search, "merge", merged)
     with Largest() as largest:
         nearest(features, k, block=block, farthest=farthest, labels=torch.arange(rows) % 3, among="different")
+    assert 0 < max(pending) <= 3 * block * block / MANY
     # The factors 2 are for the pairs of a second search, which are row and column, and for the best of each row so far
     # beside new ones.
     assert block * block / 2 < largest.elements <= 2 * max(block * block, rows * (k + SPARE))

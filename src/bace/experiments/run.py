@@ -141,11 +141,6 @@ def _run_in(
     with _held(folder, begun) if is_first() else nullcontext(), stop_signals() as stopping:
         if begun and begun.threads and not config.train.threads:
             torch.set_num_threads(begun.threads)
-        if begun and begun.instructions not in (None, here := instructions()):
-            tell(
-                f"this run was begun with {begun.instructions} instructions, and this machine computes with {here}: "
-                "its numbers may differ from those of a run on one machine in the last digits, and so in its scores"
-            )
         log = run_folder.Log(folder) if is_first() else None
 
         def save(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -163,6 +158,11 @@ def _run_in(
             with checkpoint.understood(f"the checkpoint of the run in '{folder}'"):
                 if trainer.now.tasks_done == len(trainer.stream):
                     summary(trainer.results, trainer.stream, config)  # raises if the results cannot be summed up
+                elif described.instructions not in (None, here := instructions()) and not torch.cuda.is_available():
+                    tell(
+                        f"this run was begun with {described.instructions} instructions, and this machine computes "
+                        f"with {here}: its results may differ slightly from those of a run on one machine"
+                    )
                 if log:
                     log.cut(found[1]["log"], found[1].get("log_sha256"))
         elif log:

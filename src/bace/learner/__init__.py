@@ -45,6 +45,7 @@ from bace.learner.auto import AUTO, CANDIDATES, choose_method, settled
 from bace.learner.card import write_cards
 from bace.learner.history import as_table, take_stock, tell, without_class
 from bace.learner.saved import CHOSEN, FORMAT, VIEWS, Saved
+from bace.models.allocation import return_freed_memory
 from bace.models.backbones import OWN
 from bace.models.encoder import Encoder
 from bace.models.loading import encoder_modality
@@ -118,7 +119,8 @@ class Learner(ModelHubMixin):
         return sum(kept.nbytes for kept in (*self._kept.values(), self._kept_targets))
 
     def fit(self, x: Any, y: Sequence[Any] | None = None) -> Self:
-        """Forget everything, then `partial_fit`. If this fails, the learner does not change."""
+        """Forget everything, then `partial_fit`. If this fails, the learner does not change, so what it has learned is
+        in memory until the end."""
         vars(self).update(vars(type(self)(**self._given).partial_fit(x, y)))
         return self
 
@@ -167,8 +169,7 @@ class Learner(ModelHubMixin):
             raise
         if not trainer.optimised:  # the chosen training settings were not used
             chosen, record = {}, {"steps": 0, "rates": {}}
-        if self._numbers and not numbers:
-            self._warn_of_strings(table.names)
+        strings = bool(self._numbers) and not numbers
         self.config, self.modality, self.tasks, self.method = config, table.modality.name, tasks, method
         self._views, self._chosen, self._packed = views, views | chosen, packed
         self.picture, self._numbers, self._guessed = table.modality.picture(stream.data), numbers, guessed
@@ -176,8 +177,11 @@ class Learner(ModelHubMixin):
         learned |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "counts": table.counts()}
         self.history_.append({**learned, **told, **record, **stock})
         self._temperature = self.history_[-1].get("temperature", 1.0)
-        tell(self.history_[-1], method)
         self._keep(stream)
+        return_freed_memory()
+        if strings:
+            self._warn_of_strings(table.names)
+        tell(self.history_[-1], method)
         return self
 
     def forget(self, name: Any) -> Self:
@@ -644,9 +648,11 @@ class Learner(ModelHubMixin):
         return self._numbers | set(table.names), guessed
 
     def _warn_of_strings(self, names: Sequence[str]) -> None:
+        strange = next(name for name in names if not is_whole(name))
+        before = [name for earlier in self.tasks[:-1] for name in earlier if name is not None]
         warnings.warn(
-            f"the new classes ({some(names)}) are not all whole numbers, and those so far ({some(self.classes_)}) were "
-            "read from a CSV file: from now on, all labels of this learner are strings",
+            f"class '{strange}' is no whole number, and the classes so far ({some(before)}) were read from a CSV file: "
+            "from now on, all labels of this learner are strings",
             stacklevel=3,
         )
 

@@ -1,17 +1,18 @@
 """Memory that a process frees is kept for its next tensors.
 
-glibc returns large blocks to the system when they are freed, and the system hands out zeroed pages anew for the next
-one. A pass through an encoder frees and takes such blocks in every layer: keeping them saves 6 to 22 % of its time
-(docs/performance.md).
+glibc returns free memory at the end of its heap to the system, and the system hands out zeroed pages anew for the next
+tensor. A pass through an encoder frees and takes memory in every layer: keeping it saves 6 to 22 % of the time
+(docs/performance.md). The environment variable BACE_KEEP_MEMORY=0 leaves glibc as it is.
 """
 
 import ctypes
 import functools
 import os
+from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-KEPT = 2**30  # bytes of free memory, beyond which it is returned
-SINGLE = 2**30  # bytes of a block, from which on it is always returned
+KEPT = 2**30  # bytes of free memory at the end of the heap, beyond which it is returned
+SINGLE = 2**25  # blocks of this size or more are outside of the heap and always returned; glibc's own maximum
 SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -19,9 +20,19 @@ SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory, unless the environment has settings of its own. Returns whether it was told;
     other C libraries are left as they are."""
-    if any(name in os.environ for name in SETTINGS) or os.name != "posix":
-        return False
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version"):
+    library = glibc()
+    if library is None or os.environ.get("BACE_KEEP_MEMORY") == "0" or any(name in os.environ for name in SETTINGS):
         return False
     return bool(library.mallopt(M_MMAP_THRESHOLD, SINGLE) and library.mallopt(M_TRIM_THRESHOLD, KEPT))
+
+
+def return_freed_memory() -> None:
+    """Return what is kept to the system, at the end of long work."""
+    if keep_freed_memory() and (library := glibc()) is not None:
+        library.malloc_trim(0)
+
+
+def glibc() -> Any:
+    """The C library, if it is glibc."""
+    library = ctypes.CDLL(None) if os.name == "posix" else None
+    return library if hasattr(library, "gnu_get_libc_version") and hasattr(library, "malloc_trim") else None

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,26 @@ class Held:
             yield take
         finally:
             self.bytes -= own
+
+
+SMALL = 2**16  # bytes of a body that does not wait for larger ones
+READERS = 8  # threads for the larger ones
+
+
+class Readers:
+    """The threads that read and decode requests. Small bodies have a thread of their own, so that they do not wait for
+    large ones; several threads would wait for each other and read fewer."""
+
+    def __init__(self) -> None:
+        self.small, self.large = ThreadPoolExecutor(1, "reader"), ThreadPoolExecutor(READERS, "reader of large bodies")
+
+    async def read(self, size: int, work: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
+        lane = self.small if size <= SMALL else self.large
+        return await asyncio.wrap_future(lane.submit(work, *arguments))
+
+    def close(self) -> None:
+        for lane in (self.small, self.large):
+            lane.shutdown(wait=False, cancel_futures=True)
 
 
 async def read_body(request: Request, most: int, take: Callable[[int], None]) -> bytes:

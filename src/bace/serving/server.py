@@ -3,12 +3,10 @@
 import asyncio
 import ipaddress
 import logging
-import os
 import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from importlib.metadata import version
 from pathlib import Path
@@ -28,12 +26,11 @@ from bace.errors import BaceError, ConfigError
 from bace.learner import Learner
 from bace.progress import tell
 from bace.serving.batching import Batcher, Overloaded
-from bace.serving.examples import Held, Limits, Refused, from_files, from_json, is_json, read_body, read_files
+from bace.serving.examples import Held, Limits, Readers, Refused, from_files, from_json, is_json, read_body, read_files
 from bace.serving.served import Watched
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")  # its names, as a request writes them
 MOST_CONNECTIONS = 1024
-READERS = max((os.cpu_count() or 1) // 2, 1)  # threads that decode requests; the model has the other cores
 PAGES = Path(__file__).parent
 POLICY = (
     "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src blob:; connect-src 'self'; "
@@ -154,14 +151,14 @@ def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple
     async def life(app: FastAPI) -> AsyncIterator[None]:
         yield
         watched.close()
-        readers.shutdown()
+        readers.close()
         batcher.close()
 
     about = "Predictions of a model that learns class by class. Errors have a reason in `detail`."
     app = FastAPI(
         title="bace", version=version("bace-cil"), description=about, docs_url=None, redoc_url=None, lifespan=life
     )
-    held, readers = Held(limits.total), ThreadPoolExecutor(READERS, "reader")
+    held, readers = Held(limits.total), Readers()
     if hosts:
         app.add_middleware(OwnNames, names=hosts)
     add_refusals(app)
@@ -172,7 +169,7 @@ def make_app(watched: Watched, batcher: Batcher, limits: Limits, *, hosts: tuple
 
 
 def add_predictions(
-    app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits, held: Held, readers: Executor
+    app: FastAPI, watched: Watched, batcher: Batcher, limits: Limits, held: Held, readers: Readers
 ) -> None:
     @app.post(
         "/predict",
@@ -194,11 +191,10 @@ def add_predictions(
         with held.request() as take:
             body = await read_body(request, limits.body, take)
             if is_json(request.headers, body):
-                reading = readers.submit(from_json, model, body, limits)
+                examples = await readers.read(len(body), from_json, model, body, limits)
             else:
                 files = await read_files(request.headers, body, limits.examples)
-                reading = readers.submit(from_files, model, files, limits)
-            examples = await asyncio.wrap_future(reading)
+                examples = await readers.read(len(body), from_files, model, files, limits)
             found = await asyncio.wrap_future(batcher.submit(model.predict, examples))
         answers = [model.answer(each, reject, top) for each in found]
         return JSONResponse({"version": model.version, "predictions": answers})

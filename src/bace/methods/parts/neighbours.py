@@ -19,6 +19,7 @@ from bace.models.allocation import keep_freed_memory
 from bace.models.products import linear
 
 SPARE = 8  # candidates preselected beyond k; affects only the speed
+MANY = 8  # a tile of which more than this part is better than what is known is sorted; also affects only the speed
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ def nearest(
 
     A row is never its own neighbour, but an exact duplicate of it may be (at distance 0). `among` restricts the
     neighbours to rows of the same or of a different label. Equal distances go to the lower index. If there are fewer
-    than k candidates, the remaining entries have index -1 and distance inf, also for the farthest. At most
-    block x block scores exist at the same time, besides a few for each row.
+    than k candidates, the remaining entries have index -1 and distance inf, also for the farthest. The
+    scores of at most block x block pairs exist at the same time, besides those of the best k + 8 of each row.
     """
     _check(features, k, block)
     _check_labels(features, labels, among)
@@ -226,7 +227,7 @@ class _Search:
         if both:
             limit = torch.maximum(limit, self.score[right.ids, -1])
         better = scores < limit
-        if int(better.count_nonzero()) > 2 * count * len(left.ids):  # as of rows of which nothing is known
+        if int(better.count_nonzero()) > min(2 * count * len(left.ids), scores.numel() // MANY):
             self.sort_out(left, right, scores)
             if both:
                 self.sort_out(right, left, scores.T.contiguous())
@@ -234,7 +235,7 @@ class _Search:
         row, column = better.nonzero(as_tuple=True)
         one, other, score = left.ids[row], right.ids[column], scores[row, column]
         self.pending += [(one, other, score), (other, one, score)] if both else [(one, other, score)]
-        if sum(len(rows) for rows, _, _ in self.pending) > self.block**2:
+        if sum(len(rows) for rows, _, _ in self.pending) > self.block**2 // MANY:
             self.merge()
 
     def sort_out(self, queries: _Tile, candidates: _Tile, scores: Tensor) -> None:  # (queries, candidates)
@@ -265,12 +266,11 @@ class _Search:
         key[there] = self.keys(queries[row], found[there])
         found, key = _rank(found, key, k)
         # Other candidates score no lower than the last preselected one: can they still be among the k?
-        if score.shape[1] == k + SPARE:
-            limit = self.sign * key[:, -1].square() + self.slack[queries]
-            last = score[:, -1]
-            part = (last.isfinite() & (last <= limit)).nonzero().squeeze(1)
-            if len(part):
-                found[part], key[part] = self.within(queries[part], limit[part], k)
+        limit = self.sign * key[:, -1].square() + self.slack[queries]
+        last = score[:, -1]
+        part = (last.isfinite() & (last <= limit)).nonzero().squeeze(1)
+        if len(part):
+            found[part], key[part] = self.within(queries[part], limit[part], k)
         return found, key
 
     def keys(self, left: Tensor, right: Tensor) -> Tensor:  # (pairs,) twice -> (pairs,)
