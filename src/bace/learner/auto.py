@@ -85,6 +85,8 @@ MEASURED: dict[str, dict[int, dict[str, float]]] = {  # by modality and examples
             "FeCAM(alpha1=10)": 23.7,
             "SLDA(eps=0.01)": 20.0,
             "ACIL": 13.8,
+            "ER": 26.6,
+            "ExtendNER": 30.3,
         },
         30: {
             "SimpleCIL": 19.9,
