@@ -2,7 +2,6 @@
 the measurement of time and memory."""
 
 import multiprocessing
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -214,20 +213,15 @@ def ignore() -> None:
     """The mark of a run that is not timed."""
 
 
-def peak_memory(work: Callable[..., object], *arguments: object, seconds: float | None = None) -> int:
-    """The maximum resident size, in MB, of a separate process that does this work, or the first `seconds` of it."""
+def peak_memory(work: Callable[..., object], *arguments: object) -> int:
+    """The maximum resident size, in MB, of a separate process that does this work."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_after, (work, arguments, seconds))
+        return pool.apply(_peak_after, (work, arguments))
 
 
-def _peak_after(work: Callable[..., object], arguments: tuple[object, ...], seconds: float | None = None) -> int:
+def _peak_after(work: Callable[..., object], arguments: tuple[object, ...]) -> int:
     torch.set_num_threads(1)
-    if seconds is None:
-        work(*arguments)
-    else:
-        begun = threading.Thread(target=work, args=arguments, daemon=True)
-        begun.start()
-        begun.join(seconds)
+    work(*arguments)
     # not getrusage, whose maximum is inherited from the process that started this one
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024
