@@ -1,7 +1,7 @@
 """Memory that a process frees is kept for its next tensors.
 
 glibc returns free memory at the end of its heap to the system, and the system hands out zeroed pages anew for the next
-tensor. A pass through an encoder frees and takes memory in every layer: keeping it saves 6 to 22 % of the time
+tensor. A pass through an encoder frees and takes memory in every layer: keeping it saves 5 to 16 % of the time
 (docs/performance.md). The environment variable BACE_KEEP_MEMORY=0 leaves glibc as it is.
 """
 
